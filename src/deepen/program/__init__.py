@@ -1,0 +1,42 @@
+"""Programs: the one-line language that says which layer of a bank is visited when.
+
+`Program` is the text and its tree, `Plan` the program expanded for a bank, the tape what an executor runs.
+"""
+
+from deepen.program.attributes import ATTRIBUTES, MARK_ATTRIBUTES, Attribute, register
+from deepen.program.plan import LoopInfo, Plan, Use, Visit
+from deepen.program.program import Program, read_program
+from deepen.program.tape import Back, Blend, Fork, Join, Op, Record, Run, Turn
+from deepen.program.tree import Attr, Copy, Group, Index, Key, Loop, Mark, Node, Ref, Scope, Seq
+
+__all__ = [
+    "ATTRIBUTES",
+    "MARK_ATTRIBUTES",
+    "Attr",
+    "Attribute",
+    "Back",
+    "Blend",
+    "Copy",
+    "Fork",
+    "Group",
+    "Index",
+    "Join",
+    "Key",
+    "Loop",
+    "LoopInfo",
+    "Mark",
+    "Node",
+    "Op",
+    "Plan",
+    "Program",
+    "Record",
+    "Ref",
+    "Run",
+    "Scope",
+    "Seq",
+    "Turn",
+    "Use",
+    "Visit",
+    "read_program",
+    "register",
+]

@@ -1,0 +1,126 @@
+"""The tape: a plan flattened to a stack machine over the stream x.
+
+| op | does |
+|---|---|
+| `Run(visit)` | x = visit(x) |
+| `Fork()` | push x |
+| `Back()` | between two branches: keep x as a finished branch, x = the pushed stream |
+| `Join(comb)` | closes a Fork; x is the last branch: x = x0 + sum or mean over the branches b of (b - x0); pop |
+| `Blend(scale)` | closes a Fork with one body: x = x0 + scale (x - x0); pop |
+| `Record(name, exit)` | remember x under the name |
+| `Turn(loop, turn)` | a turn of a loop whose count is chosen at run time begins |
+
+Only `scale`, `comb`, `kv` and marks are in the tape; every attribute is in `Plan.uses`, so that an executor refuses
+those it does not build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
+
+from deepen.program.tree import Attr, Group, Loop, Mark, Node, Ref, Scope, Seq, value_of
+
+if TYPE_CHECKING:
+    from deepen.program.plan import Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """x = visit(x)."""
+
+    visit: Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Push x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Keep x as a finished branch and return to the pushed stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Close a Fork: combine the updates of the branches (`sum`, `mean` or `gate`) and pop."""
+
+    comb: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Close a Fork: damp or amplify the update of the body and pop."""
+
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Remember x under the name."""
+
+    name: str
+    exit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a loop whose count is chosen at run time begins."""
+
+    loop: int
+    turn: int
+
+
+Op: TypeAlias = Run | Fork | Back | Join | Blend | Record | Turn
+
+
+def emit(
+    node: Node, counts: Mapping[int, int], visits: Mapping[tuple[int, tuple[int, ...]], Visit], turn: tuple[int, ...]
+) -> Iterator[Op]:
+    """The ops of a numbered tree; loops not in `counts` run at their maximum."""
+    match node:
+        case Ref():
+            yield Run(visits[node.leaf, turn])
+        case Mark():
+            yield Record(mark_name(node, turn), node.exit)
+        case Seq(items=items):
+            for item in items:
+                yield from emit(item, counts, visits, turn)
+        case Group(branches=branches):
+            for place, branch in enumerate(branches):
+                yield Back() if place else Fork()
+                yield from emit(branch, counts, visits, turn)
+            yield Join(str(value_of(node.attrs, "comb") or "sum"))
+        case Scope(body=body):
+            yield from _damped(emit(body, counts, visits, turn), per_turn(node.attrs, "scale", 0))
+        case Loop(body=body):
+            for count in range(counts.get(node.number, node.high)):
+                if node.low != node.high:
+                    yield Turn(node.number, count)
+                inner = emit(body, counts, visits, (*turn, count))
+                yield from _damped(inner, per_turn(node.attrs, "scale", count))
+
+
+def mark_name(mark: Mark, turn: tuple[int, ...]) -> str:
+    """An exit inside loops has one name a turn, `NAME.0`; a label is overwritten each turn."""
+    return ".".join((mark.name, *map(str, turn))) if mark.exit else mark.name
+
+
+def per_turn(attrs: tuple[Attr, ...], name: str, turn: int) -> Fraction:
+    """The number that an attribute such as `scale`, `res` or `cap` has in a turn; 1 where it is absent."""
+    values = value_of(attrs, name)
+    if not isinstance(values, tuple):
+        return Fraction(1)
+    return values[turn] if len(values) > 1 else values[0]
+
+
+def _damped(ops: Iterator[Op], scale: Fraction) -> Iterator[Op]:
+    if scale == 1:
+        yield from ops
+        return
+    yield Fork()
+    yield from ops
+    yield Blend(float(scale))
