@@ -1,0 +1,287 @@
+"""Reads GGUF files of Llama-like models as if they were Hugging Face checkpoints.
+
+Names, shapes and the config are translated from the file's own fields, and a field or tensor that this file does not
+know is refused, because it may change what the model computes. Tensors are dequantised one at a time to F32. Files of
+architecture `llama` store the rows of q and k for rotary pairs (0,1), (2,3) ...; transformers wants (0,d/2),
+(1,d/2+1) ..., so those rows are put back. Mistral models are GGUF files of architecture `llama` and load as Llama.
+
+The `gguf` package maps the file into memory; what `read` returns is a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from deepen.checkpoint.sources import ByteRange, TensorInfo
+from deepen.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+# Architecture in the file -> architectures entry of the config; the model_type is the same word.
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# Fields `<architecture>.<field>` that are read below, or that say nothing the tensors do not say.
+_FIELDS = {
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base",
+    "attention.layer_norm_rms_epsilon", "vocab_size", "rope.dimension_count", "rope.scaling.type",
+    "rope.scaling.factor", "expert_count", "expert_used_count", "tensor_data_layout",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFSource:
+    """The tensors of a GGUF file under their Hugging Face names, all F32. Build it with `open_gguf`."""
+
+    infos: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    files: tuple[Path, ...]
+    # Hugging Face name -> (tensor of the gguf package, heads whose rotary rows are to be put back or 0).
+    tensors: Mapping[str, tuple[Any, int]]
+
+    def range(self, name: str) -> ByteRange | None:
+        """None: no tensor lies in the file as it is offered here."""
+        self._tensor(name)
+        return None
+
+    def read(self, name: str) -> torch.Tensor:
+        """The dequantised tensor, fp32, in memory of its own on the CPU.
+
+        Raises:
+            CheckpointError: there is no tensor of this name.
+        """
+        import gguf
+        import numpy as np
+        import torch
+
+        tensor, heads = self._tensor(name)
+        values = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type))
+        if heads:
+            pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, -1)
+            values = pairs.swapaxes(1, 2).reshape(values.shape)
+        if np.may_share_memory(values, tensor.data):
+            values = values.copy()
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+    def _tensor(self, name: str) -> tuple[Any, int]:
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.files[0]}: there is no tensor {name!r}{nearest(name, self.tensors)}")
+        return self.tensors[name]
+
+
+def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFSource]:
+    """Opens a GGUF file: its config as transformers writes it, and its tensors.
+
+    Raises:
+        CheckpointError: no such file, not GGUF, another architecture, or fields and tensors that cannot be expressed.
+    """
+    reader = _reader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    architecture = fields.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        way = "convert the original checkpoint instead, or load this one with transformers and save it"
+        _fail(path, f"an architecture among {', '.join(ARCHITECTURES)}", repr(architecture), way)
+    if fields.get("split.count", 0) > 1:
+        _fail(
+            path, "a whole model in one file", f"part of {fields['split.count']}", "join them: llama-gguf-split --merge"
+        )
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    config = _config(path, architecture, fields, stored)
+    tensors: dict[str, tuple[Any, int]] = {}
+    infos: dict[str, TensorInfo] = {}
+    for theirs, ours, shape in _tensors(config):
+        if theirs not in stored:
+            _fail(path, f"a tensor {theirs}", "none", "the file is incomplete, or of a variant that is not supported")
+        tensor = stored.pop(theirs)
+        # GGUF lists the fastest axis first.
+        found = tuple(int(size) for size in reversed(tensor.shape))
+        if found != shape:
+            _fail(path, f"{theirs} of shape {shape} by the file's own fields", str(found), "fetch the file again")
+        heads = _rotary_heads(config, theirs)
+        tensors[ours], infos[ours] = (tensor, heads), TensorInfo("F32", shape)
+    stored.pop("rope_freqs.weight", None)
+    if stored:
+        names = ", ".join(sorted(stored)[:5])
+        _fail(path, f"only tensors of a plain {architecture} model", names, "this variant is not supported")
+    _check_types(path, [tensor for tensor, _ in tensors.values()])
+    texts = {name: value for name, value in fields.items() if name.startswith("general.") and isinstance(value, str)}
+    return config, GGUFSource(infos, texts, (path,), tensors)
+
+
+def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer stored in a GGUF file, with its chat template if it has one.
+
+    Raises:
+        CheckpointError: the file has none, or one that transformers cannot convert.
+    """
+    fields = _reader(path).fields
+    if "tokenizer.ggml.tokens" not in fields:
+        _fail(path, "a tokenizer (tokenizer.ggml.tokens)", "none", "give the folder of the tokenizer separately")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+        way = "give the folder of the tokenizer separately"
+        raise CheckpointError(f"{path}: transformers cannot convert its tokenizer ({error}); {way}") from error
+    if "tokenizer.chat_template" in fields:
+        tokenizer.chat_template = fields["tokenizer.chat_template"].contents()
+    return tokenizer
+
+
+def _reader(path: Path) -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise CheckpointError(f"{path}: reading GGUF needs a package; pip install 'deepen[gguf]'") from error
+    if not path.is_file():
+        _fail(path, "a GGUF file", "a folder" if path.is_dir() else "nothing", "check the path")
+    try:
+        return gguf.GGUFReader(path)
+    # The reader has no error class of its own: damaged files surface as whatever numpy or struct raise.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise CheckpointError(f"{path}: expected a whole GGUF file, got {reason}; fetch the file again") from error
+
+
+def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the model."""
+    own = {name.removeprefix(f"{architecture}."): name for name in fields if name.startswith(f"{architecture}.")}
+    unknown = sorted(set(own) - _FIELDS)
+    if unknown:
+        names = ", ".join(own[name] for name in unknown[:5])
+        _fail(path, "fields of a plain model", names, "this variant is not supported: use the original checkpoint")
+
+    def get(name: str, default: Any = None) -> Any:
+        value = fields.get(own.get(name, ""), default)
+        if value is None:
+            _fail(path, f"a field {architecture}.{name}", "none", "fetch the file again")
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                _fail(
+                    path, f"one {architecture}.{name} for all layers", str(value)[:80], "this variant is not supported"
+                )
+            value = value[0]
+        return value
+
+    if get("expert_count", 0):
+        _fail(path, "a dense model", f"{get('expert_count')} experts", "mixtures are not supported from GGUF")
+    if "token_embd.weight" not in stored:
+        _fail(path, "a tensor token_embd.weight", "none", "the file is incomplete")
+    width, heads = get("embedding_length"), get("attention.head_count")
+    head = get("attention.key_length", width // heads)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if get(name, head) != head:
+            _fail(path, f"{name} {head}, the width of a head", str(get(name)), "this variant is not supported")
+    config = {
+        "architectures": [ARCHITECTURES[architecture]],
+        "model_type": architecture,
+        "vocab_size": int(stored["token_embd.weight"].shape[1]),
+        "hidden_size": width,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head,
+        "hidden_act": "silu",
+        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": _decimal(get("attention.layer_norm_rms_epsilon")),
+        "rope_parameters": _rope(path, get, head, stored),
+        "tie_word_embeddings": "output.weight" not in stored,
+        "dtype": "float32",
+    }
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        config[f"{ours}_token_id"] = fields.get(f"tokenizer.ggml.{theirs}_token_id")
+    return config
+
+
+def _rope(path: Path, get: Any, head: int, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` of the config."""
+    theta, kind = _decimal(get("rope.freq_base", 10000.0)), get("rope.scaling.type", "none")
+    if kind == "linear":
+        return {"rope_type": "linear", "rope_theta": theta, "factor": _decimal(get("rope.scaling.factor"))}
+    if kind != "none":
+        _fail(path, "rotary scaling none or linear", repr(kind), "this variant is not supported")
+    if "rope_freqs.weight" not in stored:
+        return {"rope_type": "default", "rope_theta": theta}
+    # Llama 3.1 and later: the file holds the divisor of each frequency, transformers the rule that gives them.
+    divisors = [float(value) for value in stored["rope_freqs.weight"].data]
+    rule = {"factor": max(divisors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rule |= {"original_max_position_embeddings": 8192}
+    expected = _llama3_divisors(theta, head, rule)
+    if len(divisors) != len(expected) or any(abs(a - b) > 1e-5 * b for a, b in zip(divisors, expected, strict=True)):
+        _fail(path, f"rope_freqs.weight to follow the Llama 3 rule {rule}", "other values", "this is not supported")
+    return {"rope_type": "llama3", "rope_theta": theta, **rule}
+
+
+def _llama3_divisors(theta: float, head: int, rule: Mapping[str, float]) -> list[float]:
+    """By what Llama 3 divides each rotary frequency: 1 for short waves, `factor` for long ones, smooth between."""
+    low, high, factor = rule["low_freq_factor"], rule["high_freq_factor"], rule["factor"]
+    divisors: list[float] = []
+    for i in range(head // 2):
+        turns = rule["original_max_position_embeddings"] * theta ** (-2 * i / head) / (2 * math.pi)
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors
+
+
+def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """GGUF name, Hugging Face name and shape of every tensor of the model."""
+    vocabulary, width, inner = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
+    q = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    yield "token_embd.weight", "model.embed_tokens.weight", (vocabulary, width)
+    for layer in range(config["num_hidden_layers"]):
+        a, b = f"blk.{layer}.", f"model.layers.{layer}."
+        yield f"{a}attn_norm.weight", f"{b}input_layernorm.weight", (width,)
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
+            yield f"{a}attn_{name}.weight", f"{b}self_attn.{name}_proj.weight", (rows, width)
+            if config["model_type"] == "qwen2":
+                yield f"{a}attn_{name}.bias", f"{b}self_attn.{name}_proj.bias", (rows,)
+            if config["model_type"] == "qwen3" and name != "v":
+                yield f"{a}attn_{name}_norm.weight", f"{b}self_attn.{name}_norm.weight", (config["head_dim"],)
+        yield f"{a}attn_output.weight", f"{b}self_attn.o_proj.weight", (width, q)
+        yield f"{a}ffn_norm.weight", f"{b}post_attention_layernorm.weight", (width,)
+        yield f"{a}ffn_gate.weight", f"{b}mlp.gate_proj.weight", (inner, width)
+        yield f"{a}ffn_up.weight", f"{b}mlp.up_proj.weight", (inner, width)
+        yield f"{a}ffn_down.weight", f"{b}mlp.down_proj.weight", (width, inner)
+    yield "output_norm.weight", "model.norm.weight", (width,)
+    if not config["tie_word_embeddings"]:
+        yield "output.weight", "lm_head.weight", (vocabulary, width)
+
+
+def _rotary_heads(config: Mapping[str, Any], name: str) -> int:
+    """Heads of a tensor whose rows are stored as neighbouring rotary pairs, else 0."""
+    if config["model_type"] != "llama":
+        return 0
+    if name.endswith(".attn_q.weight"):
+        return config["num_attention_heads"]
+    return config["num_key_value_heads"] if name.endswith(".attn_k.weight") else 0
+
+
+def _check_types(path: Path, tensors: list[Any]) -> None:
+    """Refuses quantisation types that the gguf package cannot decode, before a long operation meets them."""
+    import gguf
+
+    for tensor in {tensor.tensor_type: tensor for tensor in tensors}.values():
+        try:
+            gguf.dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise CheckpointError(f"{path}: gguf cannot decode type {kind} of {tensor.name}; update gguf") from error
+
+
+def _decimal(value: float) -> float:
+    """The shortest decimal that is this 32-bit float: 1e-05 for 9.999999747378752e-06."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
+
+
+def _fail(path: Path, expected: str, got: str, do: str) -> NoReturn:
+    raise CheckpointError(f"{path}: expected {expected}, got {got}; {do}")
