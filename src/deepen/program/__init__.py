@@ -4,6 +4,7 @@
 """
 
 from deepen.program.attributes import ATTRIBUTES, MARK_ATTRIBUTES, Attribute, register
+from deepen.program.cost import Cost, Ends, LayerCost, cost
 from deepen.program.plan import LoopInfo, Plan, Use, Visit
 from deepen.program.program import Program, read_program
 from deepen.program.tape import Back, Blend, Fork, Join, Op, Record, Run, Turn
@@ -17,11 +18,14 @@ __all__ = [
     "Back",
     "Blend",
     "Copy",
+    "Cost",
+    "Ends",
     "Fork",
     "Group",
     "Index",
     "Join",
     "Key",
+    "LayerCost",
     "Loop",
     "LoopInfo",
     "Mark",
@@ -37,6 +41,7 @@ __all__ = [
     "Turn",
     "Use",
     "Visit",
+    "cost",
     "read_program",
     "register",
 ]

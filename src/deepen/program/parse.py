@@ -20,7 +20,7 @@ PARTS = "afc"
 INITS = ("zero", "rand", "copy")
 MAX_HEIGHT = 64
 _POSTFIX = (".", "*", "*!", "**", "!", "attrs")
-_CLOSES_ITSELF = (")", "}", "]")
+_SEPARATES = (")", "}", "]", "(", "{", "|", ":")
 
 
 def parse_towers(text: str) -> dict[str, Seq]:
@@ -102,9 +102,9 @@ class _Parser:
 
     def item(self) -> list[Node]:
         token = self.token
-        if token.kind in ("int", "^") and self.touches() and self.place:
-            if not self.tokens[self.place - 1].text.endswith((*_CLOSES_ITSELF, "(", "{", "|", ":")):
-                raise self.fail("separator needed: write a blank between two items")
+        before = self.tokens[self.place - 1].text
+        if token.kind in ("int", "^") and self.touches() and not before.endswith(_SEPARATES):
+            raise self.fail("separator needed: write a blank between two items")
         self.height = 0
         if token.kind in ("@", "?"):
             return [self.mark()]

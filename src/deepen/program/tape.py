@@ -112,9 +112,10 @@ def mark_name(mark: Mark, turn: tuple[int, ...]) -> str:
 def per_turn(attrs: tuple[Attr, ...], name: str, turn: int) -> Fraction:
     """The number that an attribute such as `scale`, `res` or `cap` has in a turn; 1 where it is absent."""
     values = value_of(attrs, name)
-    if not isinstance(values, tuple):
+    if values is None:
         return Fraction(1)
-    return values[turn] if len(values) > 1 else values[0]
+    assert isinstance(values, tuple)
+    return values[turn % len(values)]
 
 
 def _damped(ops: Iterator[Op], scale: Fraction) -> Iterator[Op]:
