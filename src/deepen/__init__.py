@@ -1,3 +1,43 @@
-"""A network's depth is a program."""
+"""A network's depth is a program.
+
+    import deepen
+    ck = deepen.open("Qwen/Qwen3-0.6B")          # reads headers only
+    model = ck.apply("0-17 23-27").load()        # a transformers model that runs the program
+    ck.apply("0-3 (4-7)*2 8-27").save("out")     # a checkpoint on disk
+
+Importing this module imports neither torch nor transformers; `import deepen.hf` registers the auto classes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from deepen.checkpoint.open import open_checkpoint as open
+    from deepen.program import Plan as Plan
+    from deepen.program import Program as Program
+
+# Public name -> where it lives; resolved on first use.
+_LAZY = {
+    "Checkpoint": "deepen.checkpoint.checkpoint:Checkpoint",
+    "Plan": "deepen.program:Plan",
+    "Program": "deepen.program:Program",
+    "open": "deepen.checkpoint.open:open_checkpoint",
+}
+
+__all__ = ["Checkpoint", "Plan", "Program", "__version__", "open"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'deepen' has no attribute {name!r}")
+    module, attribute = _LAZY[name].split(":")
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,22 +5,30 @@ know is refused, because it may change what the model computes. Tensors are dequ
 architecture `llama` store the rows of q and k for rotary pairs (0,1), (2,3) ...; transformers wants (0,d/2),
 (1,d/2+1) ..., so those rows are put back. Mistral models are GGUF files of architecture `llama` and load as Llama.
 
-The `gguf` package maps the file into memory; what `read` returns is a copy.
+The header is parsed here, in one pass over its bytes (the reader of the `gguf` package maps the file into memory and
+takes seconds for the token list); the `gguf` package decodes the quantised values.
+
+    "GGUF" | version | tensors | fields | field: name, type, value ... | tensor: name, axes, type, offset ... | pad | data
 """
 
 from __future__ import annotations
 
 import math
+import os
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from deepen.checkpoint.sources import ByteRange, TensorInfo
+from deepen.checkpoint.sources import ByteRange, TensorInfo, read_bytes
 from deepen.errors import CheckpointError, nearest
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from gguf import GGMLQuantizationType
     from transformers import PreTrainedTokenizerBase
 
 # Architecture in the file -> architectures entry of the config; the model_type is the same word.
@@ -34,6 +42,30 @@ _FIELDS = {
 }  # fmt: skip
 
 
+# Numbers of field types and their struct formats; 8 is text, 9 an array.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as it lies in the file; `shape` has the slowest axis first, as in torch."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    place: ByteRange
+
+    def decode(self) -> np.ndarray:
+        """The values, fp32, in memory of their own."""
+        import gguf
+        import numpy as np
+
+        block, size = gguf.GGML_QUANT_SIZES[self.kind]
+        rows = np.frombuffer(read_bytes(self.place), dtype=np.uint8).reshape(-1, self.shape[-1] // block * size)
+        return gguf.dequantize(rows, self.kind).reshape(self.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class GGUFSource:
     """The tensors of a GGUF file under their Hugging Face names, all F32. Build it with `open_gguf`."""
@@ -41,8 +73,8 @@ class GGUFSource:
     infos: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     files: tuple[Path, ...]
-    # Hugging Face name -> (tensor of the gguf package, heads whose rotary rows are to be put back or 0).
-    tensors: Mapping[str, tuple[Any, int]]
+    # Hugging Face name -> (stored tensor, heads whose rotary rows are to be put back or 0).
+    tensors: Mapping[str, tuple[Stored, int]]
 
     def range(self, name: str) -> ByteRange | None:
         """None: no tensor lies in the file as it is offered here."""
@@ -53,22 +85,19 @@ class GGUFSource:
         """The dequantised tensor, fp32, in memory of its own on the CPU.
 
         Raises:
-            CheckpointError: there is no tensor of this name.
+            CheckpointError: there is no tensor of this name, or the file has changed.
         """
-        import gguf
         import numpy as np
         import torch
 
-        tensor, heads = self._tensor(name)
-        values = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type))
+        stored, heads = self._tensor(name)
+        values = stored.decode()
         if heads:
             pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, -1)
             values = pairs.swapaxes(1, 2).reshape(values.shape)
-        if np.may_share_memory(values, tensor.data):
-            values = values.copy()
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        return torch.from_numpy(np.ascontiguousarray(values))
 
-    def _tensor(self, name: str) -> tuple[Any, int]:
+    def _tensor(self, name: str) -> tuple[Stored, int]:
         if name not in self.tensors:
             raise CheckpointError(f"{self.files[0]}: there is no tensor {name!r}{nearest(name, self.tensors)}")
         return self.tensors[name]
@@ -80,8 +109,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFSource]:
     Raises:
         CheckpointError: no such file, not GGUF, another architecture, or fields and tensors that cannot be expressed.
     """
-    reader = _reader(path)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    fields, stored = read_gguf_header(path)
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         way = "convert the original checkpoint instead, or load this one with transformers and save it"
@@ -90,25 +118,23 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFSource]:
         _fail(
             path, "a whole model in one file", f"part of {fields['split.count']}", "join them: llama-gguf-split --merge"
         )
-    stored = {tensor.name: tensor for tensor in reader.tensors}
     config = _config(path, architecture, fields, stored)
-    tensors: dict[str, tuple[Any, int]] = {}
+    tensors: dict[str, tuple[Stored, int]] = {}
     infos: dict[str, TensorInfo] = {}
     for theirs, ours, shape in _tensors(config):
         if theirs not in stored:
             _fail(path, f"a tensor {theirs}", "none", "the file is incomplete, or of a variant that is not supported")
         tensor = stored.pop(theirs)
-        # GGUF lists the fastest axis first.
-        found = tuple(int(size) for size in reversed(tensor.shape))
-        if found != shape:
-            _fail(path, f"{theirs} of shape {shape} by the file's own fields", str(found), "fetch the file again")
-        heads = _rotary_heads(config, theirs)
-        tensors[ours], infos[ours] = (tensor, heads), TensorInfo("F32", shape)
+        if tensor.shape != shape:
+            expected = f"{theirs} of shape {shape} by the file's own fields"
+            _fail(path, expected, str(tensor.shape), "fetch the file again")
+        tensors[ours] = tensor, _rotary_heads(config, theirs)
+        infos[ours] = TensorInfo("F32", shape)
     stored.pop("rope_freqs.weight", None)
     if stored:
         names = ", ".join(sorted(stored)[:5])
         _fail(path, f"only tensors of a plain {architecture} model", names, "this variant is not supported")
-    _check_types(path, [tensor for tensor, _ in tensors.values()])
+    _check_kinds(path, [tensor for tensor, _ in tensors.values()])
     texts = {name: value for name, value in fields.items() if name.startswith("general.") and isinstance(value, str)}
     return config, GGUFSource(infos, texts, (path,), tensors)
 
@@ -119,37 +145,123 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     Raises:
         CheckpointError: the file has none, or one that transformers cannot convert.
     """
-    fields = _reader(path).fields
-    if "tokenizer.ggml.tokens" not in fields:
+    if "tokenizer.ggml.tokens" not in read_gguf_header(path)[0]:
         _fail(path, "a tokenizer (tokenizer.ggml.tokens)", "none", "give the folder of the tokenizer separately")
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     except (ValueError, KeyError, TypeError, NotImplementedError) as error:
         way = "give the folder of the tokenizer separately"
         raise CheckpointError(f"{path}: transformers cannot convert its tokenizer ({error}); {way}") from error
-    if "tokenizer.chat_template" in fields:
-        tokenizer.chat_template = fields["tokenizer.chat_template"].contents()
-    return tokenizer
 
 
-def _reader(path: Path) -> Any:
+def read_gguf_header(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """Every field and every tensor of a GGUF file by name; no tensor bytes are read.
+
+    Raises:
+        CheckpointError: the file or the `gguf` package is missing, or the header is damaged.
+    """
+    again = "fetch the file again"
+    if not path.is_file():
+        _fail(path, "a GGUF file", "a folder" if path.is_dir() else "nothing", "check the path")
     try:
         import gguf
     except ImportError as error:
         raise CheckpointError(f"{path}: reading GGUF needs a package; pip install 'deepen[gguf]'") from error
-    if not path.is_file():
-        _fail(path, "a GGUF file", "a folder" if path.is_dir() else "nothing", "check the path")
     try:
-        return gguf.GGUFReader(path)
-    # The reader has no error class of its own: damaged files surface as whatever numpy or struct raise.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise CheckpointError(f"{path}: expected a whole GGUF file, got {reason}; fetch the file again") from error
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if (magic := file.read(4)) != b"GGUF":
+                _fail(path, "a file that starts with GGUF", repr(magic), "check the path")
+            header = _Header(path, file, size)
+            if (version := header.number("I")) not in (2, 3):
+                _fail(path, "GGUF version 2 or 3, little endian", str(version), "convert the file again")
+            tensors, count = header.count(), header.count()
+            fields: dict[str, Any] = {}
+            for _ in range(count):
+                name = header.text()
+                if name in fields:
+                    _fail(path, "each field once", f"{name!r} twice", again)
+                fields[name] = header.value(header.number("I"))
+            entries = [header.tensor() for _ in range(tensors)]
+            align = fields.get("general.alignment", 32)
+            if type(align) is not int or align < 1:
+                _fail(path, "general.alignment of at least 1", repr(align), again)
+            start = -(-file.tell() // align) * align
+    except OSError as error:
+        _fail(path, "a readable file", error.strerror or str(error), "check its permissions")
+    stored: dict[str, Stored] = {}
+    for name, shape, number, offset in entries:
+        if number not in set(gguf.GGMLQuantizationType):
+            _fail(path, f"a type of {name!r} that gguf knows", str(number), "update it: pip install -U gguf")
+        kind = gguf.GGMLQuantizationType(number)
+        block, width = gguf.GGML_QUANT_SIZES[kind]
+        if not shape or shape[-1] % block:
+            _fail(path, f"rows of {name!r} to be a multiple of {block} values", str(shape), again)
+        place = ByteRange(path, start + offset, math.prod(shape) // block * width)
+        if place.offset + place.length > size:
+            _fail(path, f"at least {place.offset + place.length} bytes", f"{size} (truncated)", again)
+        if name in stored:
+            _fail(path, "each tensor once", f"{name!r} twice", again)
+        stored[name] = Stored(name, shape, kind, place)
+    return fields, stored
 
 
-def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """Takes values from the front of the file; a length that exceeds the file is refused before it is used."""
+
+    path: Path
+    file: BufferedReader
+    size: int
+
+    def take(self, count: int) -> bytes:
+        data = self.file.read(count) if count <= self.size else b""
+        if len(data) < count:
+            got = f"{self.size} bytes, the header is damaged or truncated"
+            _fail(self.path, f"{count} more bytes of header", got, "fetch the file again")
+        return data
+
+    def number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+
+    def count(self) -> int:
+        """A count of things that take at least a byte each."""
+        value = self.number("Q")
+        if value > self.size:
+            _fail(self.path, f"a count below the file's {self.size} bytes", str(value), "fetch the file again")
+        return value
+
+    def text(self) -> str:
+        # Token lists may hold broken UTF-8; they are counted here, never used.
+        return self.take(self.count()).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self.text()
+        if kind == _ARRAY:
+            item, count = self.number("I"), self.count()
+            if item == _TEXT:
+                return [self.text() for _ in range(count)]
+            if item in _NUMBERS:
+                code = f"<{count}{_NUMBERS[item]}"
+                return list(struct.unpack(code, self.take(struct.calcsize(code))))
+            kind = item
+        if kind not in _NUMBERS:
+            _fail(self.path, "a field of a known type", str(kind), "fetch the file again")
+        return self.number(_NUMBERS[kind])
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, type and offset into the data; the file lists the fastest axis first."""
+        name, axes = self.text(), self.number("I")
+        if axes > 4:
+            _fail(self.path, f"at most 4 axes of {name!r}", str(axes), "fetch the file again")
+        shape = tuple(self.count() for _ in range(axes))[::-1]
+        return name, shape, self.number("I"), self.number("Q")
+
+
+def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[str, Any]:
     """The config.json of the model."""
     own = {name.removeprefix(f"{architecture}."): name for name in fields if name.startswith(f"{architecture}.")}
     unknown = sorted(set(own) - _FIELDS)
@@ -181,7 +293,7 @@ def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Ma
     config = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": architecture,
-        "vocab_size": int(stored["token_embd.weight"].shape[1]),
+        "vocab_size": stored["token_embd.weight"].shape[0],
         "hidden_size": width,
         "intermediate_size": get("feed_forward_length"),
         "num_hidden_layers": get("block_count"),
@@ -200,7 +312,7 @@ def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Ma
     return config
 
 
-def _rope(path: Path, get: Any, head: int, stored: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(path: Path, get: Any, head: int, stored: Mapping[str, Stored]) -> dict[str, Any]:
     """`rope_parameters` of the config."""
     theta, kind = _decimal(get("rope.freq_base", 10000.0)), get("rope.scaling.type", "none")
     if kind == "linear":
@@ -210,7 +322,7 @@ def _rope(path: Path, get: Any, head: int, stored: Mapping[str, Any]) -> dict[st
     if "rope_freqs.weight" not in stored:
         return {"rope_type": "default", "rope_theta": theta}
     # Llama 3.1 and later: the file holds the divisor of each frequency, transformers the rule that gives them.
-    divisors = [float(value) for value in stored["rope_freqs.weight"].data]
+    divisors = [float(value) for value in stored["rope_freqs.weight"].decode()]
     rule = {"factor": max(divisors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rule |= {"original_max_position_embeddings": 8192}
     expected = _llama3_divisors(theta, head, rule)
@@ -264,15 +376,17 @@ def _rotary_heads(config: Mapping[str, Any], name: str) -> int:
     return config["num_key_value_heads"] if name.endswith(".attn_k.weight") else 0
 
 
-def _check_types(path: Path, tensors: list[Any]) -> None:
+def _check_kinds(path: Path, tensors: list[Stored]) -> None:
     """Refuses quantisation types that the gguf package cannot decode, before a long operation meets them."""
     import gguf
+    import numpy as np
 
-    for tensor in {tensor.tensor_type: tensor for tensor in tensors}.values():
+    for tensor in {tensor.kind: tensor for tensor in tensors}.values():
+        block = np.zeros((1, gguf.GGML_QUANT_SIZES[tensor.kind][1]), dtype=np.uint8)
         try:
-            gguf.dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
+            gguf.dequantize(block, tensor.kind)
         except NotImplementedError as error:
-            kind = tensor.tensor_type.name
+            kind = tensor.kind.name
             raise CheckpointError(f"{path}: gguf cannot decode type {kind} of {tensor.name}; update gguf") from error
 
 

@@ -1,0 +1,184 @@
+"""A checkpoint: a bank of layers on disk and the program that runs them. Immutable; every operation gives a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepen.checkpoint.disk import DiskTower, check_tensors, read_towers
+from deepen.checkpoint.family import Family
+from deepen.checkpoint.layout import Layout, layout, refuse_attributes
+from deepen.checkpoint.skeleton import Skeleton
+from deepen.checkpoint.sources import Source
+from deepen.errors import ProgramError
+from deepen.program import Plan, Program
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from deepen.checkpoint.changes import Changes
+    from deepen.program.cost import Cost
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A bank of layers on disk and a program.
+
+    Attributes:
+        where: what errors call it: the path or hub id it was opened from.
+        folder: the folder whose other files (tokenizer, licence ...) come along; None when there is none.
+        family: what deepen knows about its model type.
+        config: the config of the original model, as read.
+        source: the tensors, by name; headers only.
+        banks: for each tower, the layer of the original model that each stored layer is.
+        program: which layer is visited when, one entry a tower.
+        gguf: the GGUF file it was opened from, if any.
+    """
+
+    where: str
+    folder: Path | None
+    family: Family
+    config: Mapping[str, Any]
+    source: Source
+    banks: Mapping[str, tuple[int, ...]]
+    program: Program
+    gguf: Path | None = None
+
+    @property
+    def depth(self) -> dict[str, int]:
+        """Stored layers of each tower."""
+        return {name: len(bank) for name, bank in self.banks.items()}
+
+    @cached_property
+    def skeleton(self) -> Skeleton:
+        """The original model class without weights, to check against."""
+        return Skeleton(self.family, self.config, self.where)
+
+    @cached_property
+    def disk(self) -> dict[str, DiskTower]:
+        """Which tensor belongs to which stored layer; shapes are checked against the config."""
+        towers = read_towers(self.source, self.skeleton, self.depth, self.where)
+        check_tensors(self.source, self.skeleton, towers, self.banks, self.where)
+        return towers
+
+    def apply(self, program: Program | str) -> Checkpoint:
+        """The same bank under another program; towers that the program does not name keep theirs.
+
+        Raises:
+            ProgramError: the program is malformed or does not fit the bank.
+            FamilyError: a tower that the model does not have.
+        """
+        given = Program.parse(program) if isinstance(program, str) else program
+        chosen = {self.family.tower(name).name: given.towers[name] for name in given.towers}
+        texts = {name: chosen.get(name, self.program.towers[name]) for name in self.program.towers}
+        merged = self.program
+        for name, body in texts.items():
+            merged = merged.with_tower(name, body)
+        # Errors point into the text as the user wrote it, so the towers that changed are planned from it.
+        for name in given.towers:
+            self._plan(given, name, self.family.tower(name).name)
+        return replace(self, program=merged)
+
+    def plan(self, tower: str = "") -> Plan:
+        """The program of one tower, expanded; the empty name means the default tower.
+
+        Raises:
+            FamilyError: no such tower, or the empty name is ambiguous.
+        """
+        name = self.family.tower(tower).name
+        return self._plan(self.program, name, name)
+
+    def _plan(self, program: Program, key: str, tower: str) -> Plan:
+        depth = self.depth[tower]
+        plan = program.plan(depth, [self.family.tower(tower).parts.letters] * depth, key)
+        if not plan.visits:
+            raise ProgramError("the program visits no layer; expected at least one", program.text)
+        return plan
+
+    def require_executable(self) -> None:
+        """Refuses, by name, what the program asks for and this back end does not execute.
+
+        Raises:
+            ProgramError: an attribute that is parsed but not executed on checkpoints.
+            FamilyError: something that a model of this family cannot do.
+        """
+        for tower in self.family.towers:
+            refuse_attributes(self.plan(tower.name), tower, self.family.model_type)
+
+    def cost(self, context: int = 1024) -> Cost:
+        """Parameters, visits, FLOPs a token, cache bytes at `context` tokens, over all towers.
+
+        Raises:
+            FamilyError: an encoder-decoder: its towers see different numbers of tokens; ask `tower_cost` for each.
+        """
+        from deepen.checkpoint.layer_cost import checkpoint_cost
+
+        return checkpoint_cost(self, context)
+
+    def load(self, *, dtype: Any = None, device: str = "cpu") -> PreTrainedModel:
+        """A transformers model that runs the program; `model.deepen` holds its plans, marks and loop counts.
+
+        Args:
+            dtype: torch dtype or its name; None keeps that of the files.
+            device: where the weights go.
+
+        Raises:
+            ProgramError: the program asks for something that is not executed on checkpoints.
+            FamilyError: the family cannot do what the program asks for.
+            CheckpointError: the files do not hold what the model needs.
+        """
+        from deepen.checkpoint.load import load
+
+        return load(self, dtype=dtype, device=device)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that lies beside the weights.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        from deepen.checkpoint.load import load_tokenizer
+
+        return load_tokenizer(self)
+
+    def layout(self, *, bake: bool = False) -> Layout:
+        """The form, config and tensors that a save would write."""
+        return layout(self, bake=bake)
+
+    def changes(self, *, bake: bool = False) -> Changes:
+        """The dry run of a save: every tensor and config field that would differ. Writes nothing."""
+        from deepen.checkpoint.changes import changes
+
+        return changes(self, self.layout(bake=bake))
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        bake: bool = False,
+        dtype: str | None = None,
+        verify: bool = False,
+        max_shard_bytes: int = 5 * 10**9,
+        progress: Any = None,
+    ) -> Changes:
+        """Writes the checkpoint to a new folder, streaming and atomically.
+
+        Args:
+            folder: must not exist.
+            bake: write shared layers out, for programs that do not know deepen.
+            dtype: convert floating tensors to this safetensors dtype (`BF16`, `F16`, `F32`); None keeps them.
+            verify: also load the result and compare its logits with the model in memory.
+            max_shard_bytes: size of one weight file.
+            progress: called with the number of bytes written since the last call.
+
+        Raises:
+            SaveError: the folder exists, cannot be written, the disk is full, or the result does not verify.
+        """
+        from deepen.checkpoint.save import save
+
+        return save(
+            self, Path(folder), bake=bake, dtype=dtype, verify=verify, max_shard_bytes=max_shard_bytes, progress=progress
+        )

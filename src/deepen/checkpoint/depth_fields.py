@@ -1,0 +1,202 @@
+"""Config fields that depend on depth, selected with the layers they describe.
+
+A length list follows its layers (`layer_types`), an index list is renumbered (`mlp_only_layers`), a prefix count is
+counted again (`first_k_dense_replace`), a period is solved for or replaced by the explicit list that the class allows.
+A field that changes with depth and is not known here is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from deepen.checkpoint.family import Family, Tower
+from deepen.errors import CheckpointError, FamilyError
+
+# One entry per layer.
+LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attention_layers")
+# Derived by the config class from the depth and from the fields above; they carry no choice of their own.
+DERIVED = ("stage_names", "out_features", "out_indices")
+# Read only to derive a list above; inert once that list is written out.
+SUPERSEDED = ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval")
+# (period, offset): layer i is of the special kind when i % period == offset.
+PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))
+
+
+def scope(config: dict[str, Any], tower: Tower) -> dict[str, Any]:
+    """The (nested) config dictionary that holds the tower's depth."""
+    for name in tower.depth.split(".")[:-1]:
+        config = config[name]
+    return config
+
+
+def depth_key(config_class: type, config: Mapping[str, Any], tower: Tower, where: str) -> str:
+    """The name under which `config` itself states the tower's depth (`n_layer`, `num_hidden_layers` ...).
+
+    Raises:
+        CheckpointError: no such key, or its value is not a positive integer; a default is never assumed.
+    """
+    leaf = tower.depth.rsplit(".", 1)[-1]
+    aliases = getattr(config_class, "attribute_map", {})
+    canonical = aliases.get(leaf, leaf)
+    names = [leaf, canonical, *(alias for alias, target in aliases.items() if target == canonical)]
+    for name in dict.fromkeys(names):
+        if name in config:
+            depth = config[name]
+            if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+                raise CheckpointError(f"{where}: config.json says {name} = {depth!r}; expected a positive integer")
+            return name
+    raise CheckpointError(
+        f"{where}: config.json does not say how many layers the {tower.name} tower has; expected the key "
+        f"{tower.depth!r}. Add it: a default depth would be a guess"
+    )
+
+
+def select(
+    raw: Mapping[str, Any],
+    build: Callable[[dict[str, Any]], Any],
+    family: Family,
+    tower: Tower,
+    origins: Sequence[int],
+    where: str,
+) -> dict[str, Any]:
+    """The config of a model whose layers, in order, are the layers `origins` of the model that `raw` describes.
+
+    Args:
+        raw: config.json as read.
+        build: makes a transformers config from such a dictionary.
+        family: the family of the model.
+        tower: the tower that changes.
+        origins: for each new layer the index of the layer it comes from; repetition allowed.
+        where: what errors call the checkpoint.
+
+    Raises:
+        FamilyError: the family's config cannot express the result; the message names the field.
+    """
+    before = scope(build(copy.deepcopy(dict(raw))).to_dict(), tower)
+    new = copy.deepcopy(dict(raw))
+    inner = scope(new, tower)
+    key = depth_key(type(build(copy.deepcopy(dict(raw)))), inner, tower, where)
+    depth = inner[key]
+    if list(origins) == list(range(depth)):
+        return new
+    inner[key] = len(origins)
+    for name in DERIVED:
+        inner.pop(name, None)
+    wanted: dict[str, Any] = {}
+    for name in LISTS:
+        value = before.get(name)
+        if isinstance(value, list) and value:
+            if len(value) != depth:
+                raise CheckpointError(
+                    f"{where}: config.json has {len(value)} entries in {name} for {depth} layers; expected one a layer"
+                )
+            wanted[name] = [value[origin] for origin in origins]
+    inner.update({name: value for name, value in wanted.items() if not _is_property(build, raw, name)})
+    if "attention_types" in before and "attention_layers" in wanted:
+        inner["attention_types"] = [[[kind], 1] for kind in wanted["attention_layers"]]
+    _renumber_dense(before, inner, origins)
+    _recount_prefix(before, inner, origins, where)
+    _solve_periods(before, inner, origins, where)
+    _refuse_unknown(raw, build, tower, key, depth, where)
+    after = scope(build(copy.deepcopy(new)).to_dict(), tower)
+    for name, value in wanted.items():
+        if after.get(name) != value:
+            raise FamilyError(f"{where}: a {family.model_type} config cannot state {name} = {value}")
+    return new
+
+
+def live_lists(config: Any, origins: Sequence[int]) -> dict[str, list[Any]]:
+    """Per-layer lists of a live config object, selected for the visits `origins` (base layer of each visit)."""
+    selected = {}
+    for name in LISTS:
+        if name in vars(config) and isinstance(value := getattr(config, name), list) and value:
+            selected[name] = [value[origin] for origin in origins]
+    return selected
+
+
+def _is_property(build: Callable[[dict[str, Any]], Any], raw: Mapping[str, Any], name: str) -> bool:
+    return isinstance(getattr(type(build(copy.deepcopy(dict(raw)))), name, None), property)
+
+
+def _renumber_dense(before: dict[str, Any], inner: dict[str, Any], origins: Sequence[int]) -> None:
+    """Which layers keep a dense feed-forward, when experts come every n-th layer except listed ones."""
+    if "mlp_only_layers" not in before or "mlp_layer_types" in before:
+        return
+    step, only = before.get("decoder_sparse_step", 1), before["mlp_only_layers"] or []
+    dense = [new for new, origin in enumerate(origins) if origin in only or (origin + 1) % step]
+    inner["mlp_only_layers"] = dense
+    if step != 1:
+        inner["decoder_sparse_step"] = 1
+
+
+def _recount_prefix(before: dict[str, Any], inner: dict[str, Any], origins: Sequence[int], where: str) -> None:
+    """The first k layers are dense: still a prefix after the change, or refused."""
+    if before.get("first_k_dense_replace") is None or "mlp_layer_types" in before:
+        return
+    dense = [origin < before["first_k_dense_replace"] for origin in origins]
+    count = sum(dense)
+    if any(dense[count:]):
+        kinds = " ".join("dense" if kind else "sparse" for kind in dense)
+        raise FamilyError(
+            f"{where}: first_k_dense_replace can only state dense layers that come first; the program asks for "
+            f"{kinds}. Keep the dense layers in front"
+        )
+    inner["first_k_dense_replace"] = count
+
+
+def _solve_periods(before: dict[str, Any], inner: dict[str, Any], origins: Sequence[int], where: str) -> None:
+    for period_name, offset_name in PERIODS:
+        if before.get(period_name) is None:
+            continue
+        period, offset = before[period_name], before[offset_name]
+        special = [origin % period == offset for origin in origins]
+        for candidate in range(1, 2 * len(origins) + 2):
+            for start in range(candidate):
+                if [index % candidate == start for index in range(len(origins))] == special:
+                    inner[period_name], inner[offset_name] = candidate, start
+                    break
+            else:
+                continue
+            break
+        else:
+            marks = "".join("x" if kind else "." for kind in special)
+            raise FamilyError(
+                f"{where}: {period_name} and {offset_name} can only state a regular pattern; the program asks for "
+                f"{marks}. Keep the spacing of those layers regular"
+            )
+
+
+def _refuse_unknown(
+    raw: Mapping[str, Any], build: Callable[[dict[str, Any]], Any], tower: Tower, key: str, depth: int, where: str
+) -> None:
+    """Refuses fields that the config class derives from the depth and that no rule above covers."""
+    known = {*LISTS, *DERIVED, *SUPERSEDED, "attention_types", "per_layer_config", tower.depth.rsplit(".", 1)[-1], key}
+    variants = []
+    for count in (depth, depth + 1):
+        variant = copy.deepcopy(dict(raw))
+        inner = scope(variant, tower)
+        inner[key] = count
+        for name in (*LISTS, *DERIVED, "attention_types"):
+            inner.pop(name, None)
+        if "attention_types" in raw:
+            inner["attention_types"] = [[["global"], count]]
+        variants.append(scope(build(variant).to_dict(), tower))
+    aliases = getattr(type(build(copy.deepcopy(dict(raw)))), "attribute_map", {})
+    known |= {alias for alias, target in aliases.items() if target in known} | {aliases.get(name, name) for name in known}
+    changed = sorted(
+        name for name in variants[0].keys() | variants[1].keys() if variants[0].get(name) != variants[1].get(name)
+    )
+    unknown = [name for name in changed if name not in known]
+    suspicious = [
+        name
+        for name, value in scope(dict(raw), tower).items()
+        if name not in known and name.endswith(("_layers", "_layer_types", "_per_layer", "layers_block_type"))
+        and isinstance(value, list) and len(value) == depth
+    ]  # fmt: skip
+    for name in (*unknown, *suspicious):
+        raise FamilyError(
+            f"{where}: the config field {name!r} depends on the depth and deepen does not know how to change it; "
+            "the result would be a guess"
+        )

@@ -1,0 +1,127 @@
+"""Which tensor of the files belongs to which layer.
+
+Names on disk and names in the module may differ (a base model saved without its head's prefix, experts stored one by
+one), so layers are found by the anchored prefix that the files themselves use, and only the layer number is renamed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from deepen.checkpoint.family import Tower
+from deepen.checkpoint.skeleton import Skeleton
+from deepen.checkpoint.sources import Source
+from deepen.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class DiskTower:
+    """The tensors of one tower: `layers[i]` maps the name inside layer i to the full name on disk."""
+
+    prefix: str
+    layers: tuple[Mapping[str, str], ...]
+
+
+def read_towers(source: Source, skeleton: Skeleton, depths: Mapping[str, int], where: str) -> dict[str, DiskTower]:
+    """Finds every tower's layers in the files.
+
+    Raises:
+        CheckpointError: a layer is missing, or there are more than the config says.
+    """
+    return {
+        tower.name: _read_tower(source, skeleton, tower, depths[tower.name], where)
+        for tower in skeleton.family.towers
+    }
+
+
+def _read_tower(source: Source, skeleton: Skeleton, tower: Tower, depth: int, where: str) -> DiskTower:
+    path = skeleton.container(tower)
+    base = skeleton.model_class.base_model_prefix
+    if tower.on_disk:
+        path = path.removesuffix(tower.container) + tower.on_disk
+    parts = path.split(".")
+    prefixes = [f"{base}.{path}", *(".".join(parts[start:]) for start in range(len(parts)))]
+    for prefix in prefixes:
+        pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.+)")
+        layers: dict[int, dict[str, str]] = {}
+        for name in source.infos:
+            if match := pattern.fullmatch(name):
+                layers.setdefault(int(match[1]), {})[match[2]] = name
+        if layers:
+            break
+    else:
+        raise CheckpointError(
+            f"{where}: no tensor of the {tower.name} tower found; expected names such as '{path}.0. ...', got "
+            f"{', '.join(sorted(source.infos)[:3])} ..."
+        )
+    if missing := sorted(set(range(depth)) - layers.keys()):
+        raise CheckpointError(
+            f"{where}: config.json says {depth} layers in the {tower.name} tower, but the files hold no tensor of "
+            f"layer {missing[0]}; download the missing shard or correct {tower.depth}"
+        )
+    if extra := sorted(layers.keys() - set(range(depth))):
+        raise CheckpointError(
+            f"{where}: config.json says {depth} layers in the {tower.name} tower (0-{depth - 1}), but the files also "
+            f"hold layer {extra[0]}; correct {tower.depth}, since extra layers would be dropped silently"
+        )
+    return DiskTower(prefix, tuple(layers[index] for index in range(depth)))
+
+
+def check_tensors(
+    source: Source, skeleton: Skeleton, towers: Mapping[str, DiskTower], banks: Mapping[str, Sequence[int]], where: str
+) -> None:
+    """Checks shapes, and that no tensor of a layer is missing, against the class that the config builds.
+
+    Families whose files hold other tensors than the modules (experts one by one) are checked where names agree, and
+    again by transformers when they are loaded.
+
+    Raises:
+        CheckpointError: a shape contradicts the config, or a layer lacks a tensor.
+    """
+    converted = bool(get_model_conversion_mapping(skeleton.model))
+    for tower in skeleton.family.towers:
+        specials = set(tower.first)
+        modules = skeleton.layers(tower)
+        for index, origin in enumerate(banks[tower.name]):
+            shapes = {name: tuple(tensor.shape) for name, tensor in modules[origin].state_dict().items()}
+            found = towers[tower.name].layers[index]
+            for name, full in found.items():
+                _check_shape(full, source.infos[full].shape, shapes.get(name), where)
+            missing = sorted(shapes.keys() - found.keys() - specials)
+            if missing and not converted:
+                raise CheckpointError(
+                    f"{where}: the tensor {towers[tower.name].prefix}.{index}.{missing[0]} is missing from the files"
+                )
+    owned = {full for disk in towers.values() for layer in disk.layers for full in layer.values()}
+    base = skeleton.model_class.base_model_prefix
+    shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.model.state_dict().items()}
+    for name in source.infos.keys() - owned:
+        for candidate in (name, f"{base}.{name}", name.removeprefix(f"{base}.")):
+            if candidate in shapes:
+                _check_shape(name, source.infos[name].shape, shapes[candidate], where)
+                break
+
+
+def _check_shape(name: str, got: tuple[int, ...], expected: tuple[int, ...] | None, where: str) -> None:
+    if expected is not None and got != expected:
+        raise CheckpointError(
+            f"{where}: {name} has the shape {list(got)}, but config.json describes {list(expected)}; the config and "
+            "the weights are of different models"
+        )
+
+
+def output_tensors(layer: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
+    """Names, inside a layer, of the matrices and biases that write to the residual stream."""
+    ends = [end for pattern in patterns for end in (pattern, f"{pattern}.weight", f"{pattern}.bias")]
+    return [name for name in layer if any(_matches(name, end) for end in ends)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if name.count(".") != pattern.count("."):
+        return False
+    return all(fnmatchcase(a, b) for a, b in zip(name.split("."), pattern.split("."), strict=True))

@@ -1,0 +1,146 @@
+"""Opening a checkpoint: config, index and shard headers are read, no weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from deepen.checkpoint.checkpoint import Checkpoint
+from deepen.checkpoint.depth_fields import depth_key, scope
+from deepen.checkpoint.family import Family, family_of
+from deepen.checkpoint.layout import NATIVE_TYPE, PROGRAM_VERSION
+from deepen.checkpoint.skeleton import build_config
+from deepen.checkpoint.sources import Source, open_safetensors, parse_json
+from deepen.errors import CheckpointError
+from deepen.program import Program
+
+# The range that the parity suite runs on.
+TESTED = ((5, 24), (5, 25))
+
+
+def open_checkpoint(path_or_id: str | Path) -> Checkpoint:
+    """Opens a folder, a GGUF file or a hub id.
+
+    Args:
+        path_or_id: a folder with config.json and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`
+            (the only case that uses the network).
+
+    Raises:
+        CheckpointError: missing, truncated, contradictory or unsafe files.
+        FamilyError: a family that deepen does not know.
+    """
+    check_versions()
+    path = Path(path_or_id)
+    where = str(path_or_id)
+    if path.suffix == ".gguf" and path.is_file():
+        from deepen.checkpoint.gguf import open_gguf
+
+        config, source = open_gguf(path)
+        return _opened(where, None, config, source, gguf=path)
+    if path.is_file():
+        raise CheckpointError(f"{where}: expected a folder, a .gguf file or a hub id, got another kind of file")
+    if not path.is_dir():
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", where) is None:
+            raise CheckpointError(f"{where}: no such folder; expected a checkpoint folder, a .gguf file or a hub id")
+        path = download(where)
+    return _opened(where, path, read_config(path), open_safetensors(path))
+
+
+def check_versions() -> None:
+    """Refuses a transformers that the parity suite was not run on.
+
+    Raises:
+        CheckpointError: transformers is older or newer than the tested range.
+    """
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    low, high = TESTED
+    if not low <= version < high:
+        raise CheckpointError(
+            f"transformers {transformers.__version__} is outside the tested range {low[0]}.{low[1]} to below "
+            f"{high[0]}.{high[1]}; layer surgery depends on its internals. Install a version inside the range"
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder.
+
+    Raises:
+        CheckpointError: it is missing or not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        return parse_json(path.read_bytes(), path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; a checkpoint needs config.json beside its weights") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def download(hub_id: str) -> Path:
+    """The local copy of a hub repository: safetensors, JSON and tokenizer files only.
+
+    Raises:
+        CheckpointError: the repository cannot be fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*"]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many types; all mean the same here
+        raise CheckpointError(
+            f"{hub_id}: no such folder, and the hub repository of that name cannot be fetched: {error}"
+        ) from error
+
+
+def _opened(
+    where: str, folder: Path | None, raw: Mapping[str, Any], source: Source, gguf: Path | None = None
+) -> Checkpoint:
+    if raw.get("model_type") == NATIVE_TYPE:
+        return _native(where, folder, raw, source)
+    family = family_of(raw, where)
+    banks = {name: tuple(range(depth)) for name, depth in depths(family, raw, where).items()}
+    return Checkpoint(where, folder, family, dict(raw), source, banks, _identity(banks), gguf)
+
+
+def _identity(banks: Mapping[str, tuple[int, ...]]) -> Program:
+    return Program.parse(" ".join(f"{name}: {Program.identity(len(bank))}" for name, bank in banks.items()))
+
+
+def depths(family: Family, raw: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The depth of each tower as config.json states it."""
+    config_class = type(build_config(raw, where))
+    found = {}
+    for tower in family.towers:
+        inner = scope(dict(raw), tower)
+        found[tower.name] = inner[depth_key(config_class, inner, tower, where)]
+    return found
+
+
+def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Source) -> Checkpoint:
+    for name, kind in (("program", str), ("program_version", int), ("bank", dict), ("base", dict)):
+        if not isinstance(raw.get(name), kind):
+            raise CheckpointError(f"{where}: config.json of a deepen checkpoint needs {name!r} ({kind.__name__})")
+    if raw["program_version"] > PROGRAM_VERSION:
+        raise CheckpointError(
+            f"{where}: written with program version {raw['program_version']}, this deepen reads up to "
+            f"{PROGRAM_VERSION}; install a newer deepen"
+        )
+    base = raw["base"]
+    family = family_of(base, where)
+    known = depths(family, base, where)
+    banks = {}
+    for name, depth in known.items():
+        bank = raw["bank"].get(name)
+        if not isinstance(bank, list) or not all(isinstance(i, int) and 0 <= i < depth for i in bank):
+            raise CheckpointError(
+                f"{where}: bank of the {name} tower must list layers 0-{depth - 1} of the base config, got "
+                f"{json.dumps(bank)}"
+            )
+        banks[name] = tuple(bank)
+    return Checkpoint(where, folder, family, dict(base), source, banks, _identity(banks)).apply(raw["program"])
