@@ -8,7 +8,7 @@ architecture `llama` store the rows of q and k for rotary pairs (0,1), (2,3) ...
 The header is parsed here, in one pass over its bytes (the reader of the `gguf` package maps the file into memory and
 takes seconds for the token list); the `gguf` package decodes the quantised values.
 
-    "GGUF" | version | tensors | fields | field: name, type, value ... | tensor: name, axes, type, offset ... | pad | data
+    GGUF | version | tensors | fields | name, type, value of each | name, shape, type, offset of each | data
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -110,14 +110,12 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFSource]:
         CheckpointError: no such file, not GGUF, another architecture, or fields and tensors that cannot be expressed.
     """
     fields, stored = read_gguf_header(path)
-    architecture = fields.get("general.architecture")
+    architecture = str(fields.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         way = "convert the original checkpoint instead, or load this one with transformers and save it"
         _fail(path, f"an architecture among {', '.join(ARCHITECTURES)}", repr(architecture), way)
-    if fields.get("split.count", 0) > 1:
-        _fail(
-            path, "a whole model in one file", f"part of {fields['split.count']}", "join them: llama-gguf-split --merge"
-        )
+    if (parts := fields.get("split.count", 1)) not in (0, 1):
+        _fail(path, "a whole model in one file", f"a part of {parts}", "join them: llama-gguf-split --merge")
     config = _config(path, architecture, fields, stored)
     tensors: dict[str, tuple[Stored, int]] = {}
     infos: dict[str, TensorInfo] = {}
@@ -269,27 +267,25 @@ def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Ma
         names = ", ".join(own[name] for name in unknown[:5])
         _fail(path, "fields of a plain model", names, "this variant is not supported: use the original checkpoint")
 
-    def get(name: str, default: Any = None) -> Any:
+    def get(name: str, default: float | None = None) -> Any:
         value = fields.get(own.get(name, ""), default)
-        if value is None:
-            _fail(path, f"a field {architecture}.{name}", "none", "fetch the file again")
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                _fail(
-                    path, f"one {architecture}.{name} for all layers", str(value)[:80], "this variant is not supported"
-                )
-            value = value[0]
-        return value
+        # A list has one entry a layer; a plain config can only say what is the same for all.
+        values: list[Any] = value if isinstance(value, list) and value else [value]
+        if len(set(values)) != 1 or type(values[0]) not in (int, float) or not 0 < values[0] < math.inf:
+            expected = f"a field {architecture}.{name} that is one positive number"
+            _fail(path, expected, str(value)[:80], "the file is damaged, or of a variant that is not supported")
+        return values[0]
 
-    if get("expert_count", 0):
+    if fields.get(own.get("expert_count", ""), 0):
         _fail(path, "a dense model", f"{get('expert_count')} experts", "mixtures are not supported from GGUF")
     if "token_embd.weight" not in stored:
         _fail(path, "a tensor token_embd.weight", "none", "the file is incomplete")
     width, heads = get("embedding_length"), get("attention.head_count")
-    head = get("attention.key_length", width // heads)
+    head = get("attention.key_length", max(width // heads, 1))
     for name in ("attention.value_length", "rope.dimension_count"):
         if get(name, head) != head:
             _fail(path, f"{name} {head}, the width of a head", str(get(name)), "this variant is not supported")
+    scaling = fields.get(own.get("rope.scaling.type", ""), "none")
     config = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": architecture,
@@ -303,7 +299,7 @@ def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Ma
         "hidden_act": "silu",
         "max_position_embeddings": get("context_length"),
         "rms_norm_eps": _decimal(get("attention.layer_norm_rms_epsilon")),
-        "rope_parameters": _rope(path, get, head, stored),
+        "rope_parameters": _rope(path, scaling, get, head, stored),
         "tie_word_embeddings": "output.weight" not in stored,
         "dtype": "float32",
     }
@@ -312,20 +308,20 @@ def _config(path: Path, architecture: str, fields: Mapping[str, Any], stored: Ma
     return config
 
 
-def _rope(path: Path, get: Any, head: int, stored: Mapping[str, Stored]) -> dict[str, Any]:
+def _rope(path: Path, kind: object, get: Callable[..., Any], head: int, stored: Mapping[str, Stored]) -> dict[str, Any]:
     """`rope_parameters` of the config."""
-    theta, kind = _decimal(get("rope.freq_base", 10000.0)), get("rope.scaling.type", "none")
-    if kind == "linear":
+    theta = _decimal(get("rope.freq_base", 10000.0))
+    if kind == "linear" and "rope_freqs.weight" not in stored:
         return {"rope_type": "linear", "rope_theta": theta, "factor": _decimal(get("rope.scaling.factor"))}
     if kind != "none":
-        _fail(path, "rotary scaling none or linear", repr(kind), "this variant is not supported")
+        _fail(path, "rotary scaling none, linear or of Llama 3", repr(kind), "this variant is not supported")
     if "rope_freqs.weight" not in stored:
         return {"rope_type": "default", "rope_theta": theta}
     # Llama 3.1 and later: the file holds the divisor of each frequency, transformers the rule that gives them.
     divisors = [float(value) for value in stored["rope_freqs.weight"].decode()]
     rule = {"factor": max(divisors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rule |= {"original_max_position_embeddings": 8192}
-    expected = _llama3_divisors(theta, head, rule)
+    expected = _llama3_divisors(theta, head, rule) if 1 <= rule["factor"] < math.inf else []
     if len(divisors) != len(expected) or any(abs(a - b) > 1e-5 * b for a, b in zip(divisors, expected, strict=True)):
         _fail(path, f"rope_freqs.weight to follow the Llama 3 rule {rule}", "other values", "this is not supported")
     return {"rope_type": "llama3", "rope_theta": theta, **rule}
