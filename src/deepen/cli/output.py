@@ -1,0 +1,75 @@
+"""What commands print: one JSON document, or plain aligned text that any terminal, pipe or file can take."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout; numbers that JSON lacks (infinity, NaN) become null."""
+    print(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case str() | int() | None:
+            return value
+        case Fraction():
+            return float(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case Path():
+            return str(value)
+        case Sequence():
+            return [_plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no place in a JSON document")
+
+
+def note(text: str) -> None:
+    """One line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows as aligned columns; the first row is the heading and the first `left` columns are aligned to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values in two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in rows)
+
+
+def amount(value: float) -> str:
+    """A count in four figures: 134.5 M."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value:.4g}"
+
+
+def size(count: float) -> str:
+    """Bytes in powers of ten: 47.2 MB."""
+    return f"{amount(count)}B" if count >= 1000 else f"{count:.0f} B"
+
+
+def ratio(value: float, reference: float) -> str:
+    """How many times the reference: x1.27."""
+    return f"x{value / reference:.4g}" if reference else "-"
