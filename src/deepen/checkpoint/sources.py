@@ -181,7 +181,7 @@ def open_safetensors(folder: Path) -> SafetensorsSource:
         metadata = {**header.metadata, **metadata}
     for name, file in owner.items():
         if name not in ranges or ranges[name].path != folder / file:
-            found = f"it is in {ranges[name].path.name}" if name in ranges else "no file holds it"
+            found = f"it in {ranges[name].path.name}" if name in ranges else "it in no file"
             _fail(folder / INDEX_FILE, f"tensor {name!r} in {file}", found, "fetch the index and the weights again")
     return SafetensorsSource(infos, metadata, tuple(paths), ranges)
 
