@@ -109,21 +109,20 @@ class Checkpoint:
             refuse_attributes(self.plan(tower.name), tower, self.family.model_type)
 
     def cost(self, context: int = 1024) -> Cost:
-        """Parameters, visits, FLOPs a token, cache bytes at `context` tokens, over all towers.
-
-        Raises:
-            FamilyError: an encoder-decoder: its towers see different numbers of tokens; ask `tower_cost` for each.
-        """
+        """Parameters, visits, FLOPs a token and cache bytes at `context` tokens, summed over the towers."""
         from deepen.checkpoint.layer_cost import checkpoint_cost
 
         return checkpoint_cost(self, context)
 
-    def load(self, *, dtype: Any = None, device: str = "cpu") -> PreTrainedModel:
+    def load(
+        self, *, dtype: Any = None, device: str = "cpu", attn_implementation: str | None = None
+    ) -> PreTrainedModel:
         """A transformers model that runs the program; `model.deepen` holds its plans, marks and loop counts.
 
         Args:
             dtype: torch dtype or its name; None keeps that of the files.
             device: where the weights go.
+            attn_implementation: `eager`, `sdpa` ...; None lets transformers choose.
 
         Raises:
             ProgramError: the program asks for something that is not executed on checkpoints.
@@ -132,7 +131,7 @@ class Checkpoint:
         """
         from deepen.checkpoint.load import load
 
-        return load(self, dtype=dtype, device=device)
+        return load(self, dtype=dtype, device=device, attn_implementation=attn_implementation)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that lies beside the weights.

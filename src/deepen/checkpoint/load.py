@@ -153,7 +153,9 @@ def _bank(originals: nn.ModuleList, tower: Tower, plan: Plan, bank: Sequence[int
     return modules
 
 
-def load(ck: Checkpoint, *, dtype: Any = None, device: str = "cpu") -> PreTrainedModel:
+def load(
+    ck: Checkpoint, *, dtype: Any = None, device: str = "cpu", attn_implementation: str | None = None
+) -> PreTrainedModel:
     """See `Checkpoint.load`."""
     ck.require_executable()
     plans = {tower.name: ck.plan(tower.name) for tower in ck.family.towers}
@@ -166,6 +168,7 @@ def load(ck: Checkpoint, *, dtype: Any = None, device: str = "cpu") -> PreTraine
             state_dict=tensors,
             dtype=dtype or "auto",
             output_loading_info=True,
+            attn_implementation=attn_implementation,
             deepen_spec=Spec(ck, plans),
         )
     _check_loaded(ck, info)

@@ -145,7 +145,7 @@ def tiny_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedMode
     model = model_class({}, config, model_type)(config)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            if parameter.is_floating_point():
+            if parameter.requires_grad:
                 centre = parameter.mean() if "norm" in name.lower() or "ln_" in name else 0.0
                 parameter.normal_(0.0, 0.3).add_(centre)
     return model.eval()
@@ -160,7 +160,7 @@ def tiny_checkpoint(folder: Path, model_type: str, seed: int = 0, **changes: Any
 
 def tiny_inputs(model: PreTrainedModel, tokens: int = 24, batch: int = 2, seed: int = 1) -> dict[str, torch.Tensor]:
     """Inputs that the model takes: token ids, pixels, or sound, and decoder ids for an encoder-decoder."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     config = model.config
     main = model.main_input_name
     if main == "pixel_values":

@@ -1,0 +1,85 @@
+"""The reference that the parity suite compares with: the original model with its layers copied out by hand.
+
+Written without deepen's runtime: every layer is deep-copied into a longer or shorter plain list, numbered anew, and the
+per-layer lists of the config are selected. Nothing is shared, so every visit has its own parameters and cache entry.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+INDEX_NAMES = ("layer_idx", "layer_id", "layer_number")
+
+
+def containers(model: nn.Module, ends: str) -> str:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return min((name for name in names if name == ends or name.endswith("." + ends)), key=len)
+
+
+def unrolled(model: PreTrainedModel, container: str, order: Sequence[int], depth_names: Sequence[str]) -> PreTrainedModel:
+    """A deep copy of `model` whose list `container` holds copies of the layers `order`."""
+    result = copy.deepcopy(model)
+    path = containers(result, container)
+    owner_path, _, name = path.rpartition(".")
+    owner = result.get_submodule(owner_path)
+    old = getattr(owner, name)
+    layers = nn.ModuleList(copy.deepcopy(old[index]) for index in order)
+    for index, layer in enumerate(layers):
+        for module in layer.modules():
+            for attribute in INDEX_NAMES:
+                if attribute in vars(module):
+                    setattr(module, attribute, index)
+    _move_relative_bias(old, layers)
+    setattr(owner, name, layers)
+    config = getattr(owner, "config", result.config)
+    depth = len(old)
+    for key, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == depth and key in (
+            "layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers", "layers_block_type"
+        ):  # fmt: skip
+            setattr(config, key, [value[index] for index in order])
+    for key in depth_names:
+        setattr(config, key, len(order))
+    return result
+
+
+def _move_relative_bias(old: nn.ModuleList, new: nn.ModuleList) -> None:
+    """T5: the first block, whichever it is, computes the bias that the others reuse."""
+    first = getattr(old[0], "layer", None)
+    if first is None or not hasattr(first[0], "SelfAttention"):
+        return
+    table = first[0].SelfAttention.relative_attention_bias
+    for index, block in enumerate(new):
+        attention = block.layer[0].SelfAttention
+        attention.has_relative_attention_bias = index == 0
+        if index == 0:
+            attention.relative_attention_bias = copy.deepcopy(table)
+
+
+def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], prefill: int) -> torch.Tensor:
+    """Logits of a cached pass: `prefill` tokens at once, then one token at a time."""
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    ids = inputs[name]
+    rest = {key: value for key, value in inputs.items() if key != name}
+    pieces, cache = [], None
+    with torch.no_grad():
+        for piece in (ids[:, :prefill], *ids[:, prefill:].split(1, dim=1)):
+            call = {**rest, name: piece, "use_cache": True}
+            if cache is not None:
+                call[_cache_name(model)] = cache
+            out = model(**call)
+            cache = out[_cache_name(model)]
+            pieces.append((out.logits if hasattr(out, "logits") else out.last_hidden_state).float())
+    return torch.cat(pieces, dim=1)
+
+
+def _cache_name(model: PreTrainedModel) -> str:
+    import inspect
+
+    names = inspect.signature(type(model).forward).parameters
+    return next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
