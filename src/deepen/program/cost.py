@@ -58,6 +58,7 @@ class Ends:
         flops: forward FLOPs per token of all of them.
         head_flops: FLOPs of the head alone, once more for each exit with `conf`.
         head_params: parameters of the head alone, once more for each exit with `head=own`.
+
     """
 
     params: int
@@ -118,9 +119,11 @@ def cost(
     if len(layers) != plan.depth:
         raise ValueError(f"{len(layers)} layer costs for {plan.depth} layers")
     plan.tape(counts)
-    meter, full = (_Meter(plan, layers, ends, context, kv_shared_computed, turns) for turns in (counts or {}, {}))
+    meter = full = _Meter(plan, layers, ends, context, kv_shared_computed, counts or {})
     path = meter.pass_over(plan.root, (), Fraction(1), None)
-    full.pass_over(plan.root, (), Fraction(1), None)
+    if counts:
+        full = _Meter(plan, layers, ends, context, kv_shared_computed, {})
+        full.pass_over(plan.root, (), Fraction(1), None)
     stored = {(key, part): layers[key.layer].params[part] for key, part in full.stored}
     return Cost(
         params=sum(stored.values()) + sum(full.owned.values()) + ends.params,

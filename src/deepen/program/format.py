@@ -46,10 +46,9 @@ def _ref(ref: Ref) -> str:
 def _copy(copy: Copy | None) -> str:
     if copy is None:
         return ""
-    init = None if copy.init == "copy" else copy.init
     if copy.label is None:
-        return f"!{init or ''}"
-    return f"!{copy.label}" + (f"={init}" if init else "")
+        return f"!{copy.init or ''}"
+    return f"!{copy.label}" + (f"={copy.init}" if copy.init else "")
 
 
 def _runs(items: Iterable[Node]) -> Iterable[str]:

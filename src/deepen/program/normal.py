@@ -23,6 +23,8 @@ def normalise(node: Node, depth: int | None = None, text: str = "") -> Seq:
 def _elements(node: Node, depth: int | None, text: str) -> list[Node]:
     match node:
         case Ref():
+            if node.copy is not None and node.copy == Copy(init="copy"):
+                node = replace(node, copy=replace(node.copy, init=None))
             return [] if node.parts == "" else list(_layers(node, depth, text))
         case Seq(items=items):
             return [element for item in items for element in _elements(item, depth, text)]
