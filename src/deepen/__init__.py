@@ -18,18 +18,36 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
     from deepen.checkpoint.open import open_checkpoint as open
+    from deepen.probe.distance import Distance as Distance
+    from deepen.probe.distance import distance as distance
+    from deepen.probe.perplexity import Evaluation as Evaluation
+    from deepen.probe.perplexity import perplexity as perplexity
     from deepen.program import Plan as Plan
     from deepen.program import Program as Program
 
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
     "Checkpoint": "deepen.checkpoint.checkpoint:Checkpoint",
+    "Distance": "deepen.probe.distance:Distance",
+    "Evaluation": "deepen.probe.perplexity:Evaluation",
     "Plan": "deepen.program:Plan",
     "Program": "deepen.program:Program",
+    "distance": "deepen.probe.distance:distance",
+    "perplexity": "deepen.probe.perplexity:perplexity",
     "open": "deepen.checkpoint.open:open_checkpoint",
 }
 
-__all__ = ["Checkpoint", "Plan", "Program", "__version__", "open"]  # noqa: F822
+__all__ = [  # noqa: F822
+    "Checkpoint",
+    "Distance",
+    "Evaluation",
+    "Plan",
+    "Program",
+    "__version__",
+    "distance",
+    "open",
+    "perplexity",
+]
 
 
 def __getattr__(name: str) -> Any:

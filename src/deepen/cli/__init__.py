@@ -37,8 +37,8 @@ def app() -> App:
         help_format="plaintext",
         result_action="return_value",
     )
-    for name, place, line in COMMANDS:
-        made.command(place, name=name, help=line)
+    for order, (name, place, line) in enumerate(COMMANDS):
+        made.command(place, name=name, help=line, sort_key=order)
     return made
 
 
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="replace")
+    # Its advice is about calls that deepen makes, not about what the user asked for.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app()(given, exit_on_error=False, print_error=False)

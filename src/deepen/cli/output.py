@@ -8,7 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepen.checkpoint.checkpoint import Checkpoint
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -72,4 +75,21 @@ def size(count: float) -> str:
 
 def ratio(value: float, reference: float) -> str:
     """How many times the reference: x1.27."""
-    return f"x{value / reference:.4g}" if reference else "-"
+    return f"x{float(value / reference):.4g}" if reference else "-"
+
+
+def program_text(checkpoint: Checkpoint) -> str:
+    """The program in its normal form, without the name of the tower where there is only one."""
+    text = str(checkpoint.program)
+    return text if len(checkpoint.depth) > 1 else text.removeprefix(f"{next(iter(checkpoint.depth))}: ")
+
+
+def runs(layers: Sequence[int]) -> str:
+    """Layer numbers with ascending runs written as `3-7`."""
+    pieces: list[list[int]] = []
+    for layer in layers:
+        if pieces and pieces[-1][1] + 1 == layer:
+            pieces[-1][1] = layer
+        else:
+            pieces.append([layer, layer])
+    return " ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in pieces)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 # Between two lines when stderr is a file or a pipe.
 SECONDS = 5.0
 
-Step = Callable[[int], None]
+
+class Step(Protocol):
+    """Called with the units done since the last call, and with all there are where that was not known before."""
+
+    def __call__(self, count: int, total: int | None = None, /) -> None: ...
 
 
 @contextmanager
 def progress(title: str, total: int | None, unit: str) -> Iterator[Step]:
-    """Yields a function to call with the number of units done since its last call.
+    """Yields the function to call as work gets done.
 
     Args:
         title: what is being done.
@@ -53,10 +58,10 @@ def _bar(title: str, total: int | None, unit: str) -> Iterator[Step]:
         started = time.perf_counter()
         done = 0
 
-        def step(count: int) -> None:
+        def step(count: int, total: int | None = total, /) -> None:
             nonlocal done
             done += count
-            bars.update(task, advance=count, rate=f"{done / max(time.perf_counter() - started, 1e-9):.3g}/s")
+            bars.update(task, advance=count, total=total, rate=f"{done / max(time.perf_counter() - started, 1e-9):.3g}/s")
 
         yield step
 
@@ -69,8 +74,9 @@ class _Lines:
         self.started = self.shown = time.perf_counter()
         self.done = 0
 
-    def __call__(self, count: int) -> None:
+    def __call__(self, count: int, total: int | None = None, /) -> None:
         self.done += count
+        self.total = total or self.total
         now = time.perf_counter()
         if now - self.shown < SECONDS:
             return
