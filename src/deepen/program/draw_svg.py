@@ -141,7 +141,7 @@ class _Artist:
 
     def box(self, ref: Ref) -> _Piece:
         label = self.labels.get(ref.leaf, str(ref.first))
-        lines = [_short(label.replace(" | ", " "))]
+        lines = [_short(label)]
         notes = [f"{attr.name}" if attr.value is True else f"{attr.name}={show(attr.value)}" for attr in ref.attrs]
         lines[0] += f".{ref.parts}" if ref.parts else ""
         note = " ".join(notes)

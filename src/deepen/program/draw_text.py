@@ -39,7 +39,7 @@ def leaf_labels(plan: Plan) -> dict[int, str]:
         if text not in texts:
             texts.append(text)
         parts[visit.leaf] = visit.parts
-    return {leaf: " | ".join(texts) for leaf, texts in keys.items()}
+    return {leaf: ", ".join(texts) for leaf, texts in keys.items()}
 
 
 def loop_label(loop: Loop) -> str:
