@@ -251,9 +251,8 @@ class _Meter:
         rank = visit.attrs.get("lora")
         if isinstance(rank, int):
             if any(part not in layer.linears for part in visit.parts):
-                raise ProgramError(
-                    f"the shapes of the linears of layer {visit.key.layer} are not known: lora has no cost"
-                )
+                reason = f"lora has no cost: the shapes of the linears of layer {visit.key.layer} are not known"
+                raise ProgramError(reason, self.plan.text)
             size = rank * sum(i + o for part in visit.parts for i, o in layer.linears[part])
             owner = ("leaf",) if lora is None or value_of(ref.attrs, "lora") is not None else lora
             self.owned["lora", ref.leaf, *owner] = size
