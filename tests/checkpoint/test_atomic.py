@@ -11,10 +11,14 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from deepen.checkpoint import atomic
 from deepen.checkpoint.atomic import atomic_file, atomic_folder, leftovers
+from deepen.checkpoint.recipes import Zeros
+from deepen.checkpoint.sources import TensorInfo, open_safetensors
+from deepen.checkpoint.writer import write_weights
 from deepen.errors import SaveError
 
 
@@ -110,6 +114,27 @@ def test_any_exception_removes_the_sibling(tmp_path: Path, error: type[BaseExcep
     with pytest.raises(error):
         save()
     assert names(tmp_path) == []
+
+
+def test_an_interrupt_in_the_middle_of_writing(tmp_path: Path) -> None:
+    recipes = {f"x{i}": Zeros(TensorInfo("F32", (10,))) for i in range(9)}
+    seen: list[list[str]] = []
+
+    def interrupt(count: int) -> None:
+        seen.append([path.name for folder in leftovers(tmp_path / "out") for path in folder.iterdir()])
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    def save() -> None:
+        with atomic_folder(tmp_path / "out") as folder:
+            write_weights(folder, recipes, open_safetensors(tmp_path / "in"), max_shard_bytes=80, progress=interrupt)
+
+    (tmp_path / "in").mkdir()
+    save_file({"x": torch.ones(1)}, tmp_path / "in/model.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    assert len(seen[-1]) == 2
+    assert names(tmp_path) == ["in"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "full", "dangling"])
