@@ -37,7 +37,7 @@ _LAZY = {
     "open": "deepen.checkpoint.open:open_checkpoint",
 }
 
-__all__ = [  # noqa: F822
+__all__ = [
     "Checkpoint",
     "Distance",
     "Evaluation",

@@ -1,6 +1,8 @@
 """The register of published methods: which file implements what, from which source.
 
-    @method("deepnorm", family="wiring", source="arXiv:2203.00555", title="DeepNet", mechanism="x + f(x), scaled", cost="none")
+    @method(
+        "deepnorm", family="wiring", source="arXiv:2203.00555", title="DeepNet", mechanism="norm(a x + f(x))", cost="-"
+    )
     class DeepNorm: ...
 
 A method registers itself where it is defined. The modules that define methods are listed in `MODULES`, and imported
@@ -101,7 +103,9 @@ def lookup(name: str) -> Method:
     """
     _import_all()
     if name not in _METHODS:
-        raise UsageError(f"no method {name!r}{nearest(name, _METHODS)}; `deepen methods` lists the {len(_METHODS)} known")
+        raise UsageError(
+            f"no method {name!r}{nearest(name, _METHODS)}; `deepen methods` lists the {len(_METHODS)} known"
+        )
     return _METHODS[name]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 import deepen
-from deepen.cli.options import Common
+from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, pairs, print_json, program_text, runs, size
 from deepen.cli.progress import progress
 from deepen.errors import UsageError
@@ -36,7 +36,7 @@ def apply(
     dry_run: Annotated[bool, Parameter(negative="", help="Print the changes and write nothing.")] = False,
     verify: Annotated[bool, Parameter(negative="", help="Load the result and compare its outputs.")] = False,
     max_shard_size: Annotated[str, Parameter(help="Most bytes of one weight file, such as 500MB.")] = "5GB",
-    common: Common = Common(),
+    common: Common = DEFAULT,
 ) -> None:
     """Write a checkpoint that has the program, and print what changed.
 

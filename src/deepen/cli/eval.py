@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 import deepen
 from deepen.cli.data import read_text
-from deepen.cli.options import Common
+from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import note, print_json, program_text, table
 from deepen.cli.progress import progress
 from deepen.cli.show import identity
@@ -41,7 +41,7 @@ def evaluate(
     context: Annotated[int, Parameter(help="Tokens of a window.")] = 512,
     tokens: Annotated[int | None, Parameter(help="Tokens of the text to read; all by default.")] = None,
     batch: Annotated[int, Parameter(help="Windows read at once.")] = 1,
-    common: Common = Common(),
+    common: Common = DEFAULT,
 ) -> None:
     """Perplexity and bits per byte of one or more programs on a text.
 

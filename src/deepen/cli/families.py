@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepen.cli.options import Common
+from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import print_json, table
 
 
-def families(*, common: Common = Common()) -> None:
+def families(*, common: Common = DEFAULT) -> None:
     """List the model families deepen knows: towers, where their depth stands in the config, parts of a layer.
 
     Unknown families are refused, never guessed.

@@ -7,14 +7,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from deepen import registry
-from deepen.cli.options import Common
+from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import print_json, table
 
 
 def methods(
     *,
     family: Annotated[str, Parameter(help="Only this family, such as wiring.")] = "",
-    common: Common = Common(),
+    common: Common = DEFAULT,
 ) -> None:
     """List the published methods deepen implements: name, family, source, file, mechanism, cost."""
     found = list(registry.methods(family))

@@ -60,3 +60,6 @@ class Common:
             message = f"--device {self.device}: not a device of this machine ({reason}); use auto, cpu, cuda or mps"
             raise UsageError(message) from error
         return self.device
+
+
+DEFAULT = Common()

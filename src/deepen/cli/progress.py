@@ -61,7 +61,9 @@ def _bar(title: str, total: int | None, unit: str) -> Iterator[Step]:
         def step(count: int, total: int | None = total, /) -> None:
             nonlocal done
             done += count
-            bars.update(task, advance=count, total=total, rate=f"{done / max(time.perf_counter() - started, 1e-9):.3g}/s")
+            bars.update(
+                task, advance=count, total=total, rate=f"{done / max(time.perf_counter() - started, 1e-9):.3g}/s"
+            )
 
         yield step
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 import deepen
-from deepen.cli.options import Common
+from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import note, print_json, program_text
 from deepen.errors import FamilyError, UsageError
 from deepen.probe.windows import require_context
 from deepen.program import read_program
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from deepen.checkpoint.load import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def run(
@@ -30,7 +29,7 @@ def run(
     seed: Annotated[int, Parameter(help="Of the draws, when the temperature is not 0.")] = 0,
     counts: Annotated[str, Parameter(help="Counts of the loops n..m, such as 2,3; one number sets all.")] = "",
     chat: Annotated[bool, Parameter(help="Use the chat template when the tokenizer has one.")] = True,
-    common: Common = Common(),
+    common: Common = DEFAULT,
 ) -> None:
     """Generate text with a program, streamed to the terminal.
 
@@ -183,13 +182,13 @@ def generate(
 ) -> None:
     """Generates up to `tokens` tokens into `stream`; the settings of the checkpoint decide where a text ends."""
     import torch
-    from transformers import GenerationConfig
 
+    # a fresh one of its class: what else the checkpoint stores there (sampling, penalties) is not part of the program
     stored: Any = model.generation_config
-    ends = stored.eos_token_id if isinstance(stored.eos_token_id, Sequence) else [stored.eos_token_id]
-    stops = sorted({end for end in (*ends, tokenizer.eos_token_id) if end is not None})
+    ends = stored.eos_token_id if isinstance(stored.eos_token_id, list) else [stored.eos_token_id]
+    stops = sorted({end for end in (*ends, tokenizer.eos_token_id) if isinstance(end, int)})
     sampling = {"temperature": temperature, "top_k": 0} if temperature else {}
-    settings = GenerationConfig(
+    settings = type(stored)(
         max_new_tokens=tokens,
         do_sample=temperature > 0,
         eos_token_id=stops or None,
@@ -201,5 +200,6 @@ def generate(
     )
     torch.manual_seed(seed)
     ids = ids.to(model.device)
+    decode: Any = model.generate
     with torch.inference_mode():
-        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings, streamer=stream)
+        decode(ids, attention_mask=torch.ones_like(ids), generation_config=settings, streamer=stream)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import deepen
-from deepen.cli.options import Common
+from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, pairs, print_json, program_text, ratio, runs, size
 from deepen.errors import DeepenError, UsageError
 from deepen.program import Program, read_program
@@ -25,7 +25,7 @@ def show(
     *,
     context: Annotated[int, Parameter(help="Tokens of the context that FLOPs and cache are stated for.")] = 1024,
     svg: Annotated[str, Parameter(help="Write the drawing to this SVG file.")] = "",
-    common: Common = Common(),
+    common: Common = DEFAULT,
 ) -> None:
     """Layers, program, parameters, FLOPs per token, cache and a drawing; reads no weights.
 
@@ -42,22 +42,12 @@ def show(
         raise UsageError(f"--context {context}: expected at least 1")
     opened = deepen.open(model)
     checkpoint = opened.apply(read_program(program, common.form)) if program else opened
-    cost, reference = checkpoint.cost(context), opened.apply(identity(opened)).cost(context)
-    document = {
-        "model": model,
-        "family": checkpoint.family.model_type,
-        "program": program_text(checkpoint),
-        "towers": [_tower(checkpoint, name) for name in checkpoint.depth],
-        "cost": _cost(cost),
-        "identity": _cost(reference),
-        "refused": refused(checkpoint),
-    }
     if svg:
         write_drawing(checkpoint, Path(svg))
     if common.json:
-        print_json(document)
+        print_json(describe(checkpoint, context))
     else:
-        print(report(checkpoint, document, cost, reference))
+        print(report(checkpoint, context))
 
 
 def identity(checkpoint: Checkpoint) -> str:
@@ -107,15 +97,31 @@ def _tower(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
 
 def _cost(cost: Cost) -> dict[str, Any]:
     names = ("params", "layers", "path", "flops", "visits", "slots", "cache_bytes", "context")
-    return {name: getattr(cost, name) for name in names}
+    return {name: getattr(cost, name) for name in names} | {"layers": float(cost.layers), "path": float(cost.path)}
 
 
-def report(checkpoint: Checkpoint, document: dict[str, Any], cost: Cost, reference: Cost) -> str:
+def describe(checkpoint: Checkpoint, context: int = 1024) -> dict[str, Any]:
+    """All of it as a document."""
+    return {
+        "model": checkpoint.where,
+        "family": checkpoint.family.model_type,
+        "program": program_text(checkpoint),
+        "towers": [_tower(checkpoint, name) for name in checkpoint.depth],
+        "cost": _cost(checkpoint.cost(context)),
+        "identity": _cost(checkpoint.apply(identity(checkpoint)).cost(context)),
+        "refused": refused(checkpoint),
+    }
+
+
+def report(checkpoint: Checkpoint, context: int = 1024) -> str:
     """All of it as text for people."""
     from deepen.program.draw_text import draw_text
 
-    def against(value: float, other: float, text: str) -> str:
-        return f"{text}  ({ratio(value, other)})"
+    document = describe(checkpoint, context)
+    cost, whole = document["cost"], document["identity"]
+
+    def line(title: str, name: str, text: str) -> tuple[str, str]:
+        return title, f"{text}  ({ratio(cost[name], whole[name])})"
 
     rows = [("model", document["model"]), ("family", document["family"])]
     for tower in document["towers"]:
@@ -124,12 +130,12 @@ def report(checkpoint: Checkpoint, document: dict[str, Any], cost: Cost, referen
         rows.append((f"{tower['tower']} tower", f"{tower['layers']} layers, parts {kind}{left}"))
     rows += [
         ("program", document["program"]),
-        ("parameters", against(cost.params, reference.params, amount(cost.params))),
-        ("FLOPs/token", against(cost.flops, reference.flops, f"{amount(cost.flops)} at {cost.context} tokens")),
-        ("visits", against(cost.visits, reference.visits, f"{cost.visits}")),
-        ("critical path", against(cost.path, reference.path, f"{float(cost.path):g} layers")),
-        ("cache slots", against(cost.slots, reference.slots, f"{cost.slots}")),
-        ("cache", against(cost.cache_bytes, reference.cache_bytes, f"{size(cost.cache_bytes)} at {cost.context} tokens")),
+        line("parameters", "params", amount(cost["params"])),
+        line("FLOPs/token", "flops", f"{amount(cost['flops'])} at {context} tokens"),
+        line("visits", "visits", f"{cost['visits']}"),
+        line("critical path", "path", f"{cost['path']:g} layers"),
+        line("cache slots", "slots", f"{cost['slots']}"),
+        line("cache", "cache_bytes", f"{size(cost['cache_bytes'])} at {context} tokens"),
     ]
     rows += [("warning", text) for tower in document["towers"] for text in tower["warnings"]]
     lines = [pairs(rows)]

@@ -23,7 +23,8 @@ from deepen.probe.windows import batches, cut, require_context
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from deepen.checkpoint.load import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deepen.errors import DataError, FamilyError
 from deepen.probe.windows import batches, cut, require_context
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from deepen.checkpoint.load import PreTrainedModel, PreTrainedTokenizerBase
 
 # Values of the log-softmax that are computed at a time: 64 MB in fp32.
 CHUNK = 1 << 24
@@ -55,7 +56,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log likelihood; infinity where a float cannot hold it."""
+        """The exponential of the mean negative log likelihood; infinity where a float cannot hold it."""
         mean = self.nll / self.tokens
         return math.exp(mean) if mean < 709 else math.inf
 

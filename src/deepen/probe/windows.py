@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from deepen.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from deepen.checkpoint.load import PreTrainedTokenizerBase
 
 # Characters first read for each token wanted, and tokens beyond those wanted that the cut of the text may change.
 CHARACTERS_A_TOKEN, SLACK = 8, 64

@@ -1,0 +1,123 @@
+"""One self-contained HTML page: text, facts, tables, drawings, samples and commands; no script and no network.
+
+A page is a list of sections, a section a list of blocks. The template knows the blocks by their `kind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from deepen.checkpoint.atomic import atomic_file
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    kind: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values."""
+
+    facts: Sequence[tuple[str, str]]
+    kind: ClassVar[str] = "facts"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a heading; the first column names the row. On a narrow screen each row becomes a card.
+
+    Attributes:
+        heading: a word for each column.
+        rows: cells as text.
+        note: what the figures mean.
+        numbers: columns aligned to the right, by position.
+    """
+
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    numbers: Sequence[int] = ()
+    kind: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A program: its name, text, drawing and what the model wrote with it.
+
+    Attributes:
+        name: what it is.
+        program: its text.
+        svg: the drawing, trusted markup.
+        prompt: what the model was given.
+        sample: what it wrote.
+        figures: a few words beside the name.
+    """
+
+    name: str
+    program: str
+    svg: str
+    prompt: str = ""
+    sample: str = ""
+    figures: str = ""
+    kind: ClassVar[str] = "drawing"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Lines for a shell or an interpreter, each ready to be copied."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "commands"
+
+
+Block = Text | Facts | Table | Drawing | Commands
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title and its blocks."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: title, one leading sentence, sections, and a line at the foot."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    foot: str = ""
+
+
+def render(page: Page) -> str:
+    """The page as HTML; everything but drawings is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("deepen.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(page=page)
+
+
+def write(page: Page, path: Path) -> None:
+    """Writes the page to a file, whole or not at all.
+
+    Raises:
+        SaveError: the file cannot be written.
+    """
+    text = render(page)
+    with atomic_file(path) as file:
+        file.write(text)
