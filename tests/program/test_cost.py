@@ -144,6 +144,11 @@ def test_the_router_of_a_cap_counts_on_every_token():
     assert nested.cache_bytes == 3072 * 128
 
 
+def test_a_slot_that_turns_of_several_resolutions_share_holds_the_finest():
+    assert costed("(0)*2[kv=first,res=1:1/2]").cache_bytes == costed("0").cache_bytes
+    assert costed("(0)*2[kv=first,res=1/4:1/2]").cache_bytes == 3072 * 512
+
+
 def test_ends_and_exits():
     ends = Ends(params=1000, flops=500, head_flops=300, head_params=200)
     assert costed("0", ends=ends).params == BLOCK + 1000

@@ -65,13 +65,18 @@ def test_the_normal_form(text, normal):
     assert str(Program.parse(normal)) == normal
 
 
+def refused(error: ProgramError, text: str) -> bool:
+    """False; checks that the column lies in the text."""
+    assert error.column is None or 1 <= error.column <= len(text) + 1
+    return False
+
+
 def same(text: str, priced: bool = True) -> bool:
     """Whether the text is a program; checks that it and its normal form are one and the same."""
     try:
         program = Program.parse(text)
     except ProgramError as error:
-        assert error.column is None or 1 <= error.column <= len(text) + 1
-        return False
+        return refused(error, text)
     normal = str(program)
     twin = Program.parse(normal)
     assert str(twin) == normal

@@ -87,6 +87,8 @@ def keys(text: str, depth: int = 12) -> str:
         ("(0 ?main)*2", 4, "?main cannot stand inside a loop"),
         ("{0 ?e|1}", 4, "the exit ?e cannot stand inside { }"),
         ("(0 ?e 1)[res=1/2]", 4, "the exit ?e cannot stand under res below 1"),
+        ("((0 ?e 1)*2[emb])[res=1/2]", 5, "the exit ?e cannot stand under res below 1"),
+        ("(0 ?e 1)*2[res=1/2:1]", 4, "the exit ?e cannot stand under res below 1"),
         ("0[inject=e]", 3, "there is no label @e"),
         ("0[inject=e] @e", 3, "the label @e is not executed before this on every path"),
         ("(0[inject=e] @e)*2", 4, "the label @e is not executed before this on every path"),
@@ -115,8 +117,7 @@ def keys(text: str, depth: int = 12) -> str:
 )
 def test_an_error_carries_its_column_and_reason(text, column, reason):
     with pytest.raises(ProgramError) as error:
-        program = Program.parse(text)
-        program.plan(12, ["af"] * 12, next(iter(program.towers)))
+        keys(text)
     assert reason in error.value.reason
     assert error.value.column == column
     assert error.value.text == text
@@ -302,7 +303,7 @@ def test_a_program_is_read_from_a_file(tmp_path):
     assert read_program("@e 0-3") == Program.parse("@e 0-3")
     path.write_text("[0,2],[1,3]", encoding="utf-8")
     assert read_program(f"@{path}", "ranges") == Program.parse("0-1 1-2")
-    with pytest.raises(ProgramError, match="cannot read the file 'missing.txt'"):
+    with pytest.raises(ProgramError, match=r"cannot read the file 'missing\.txt'"):
         read_program("@missing.txt")
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ProgramError, match="not a text file"):

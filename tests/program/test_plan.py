@@ -82,6 +82,8 @@ def test_solar_has_48_keys_with_copies_and_32_without():
         ("(0 1)*2[kv=mean]", "0 1 0 1"),
         ("(0)*5[kv=cyc:2]", "0 1 0 1 0"),
         ("(0)*3[kv=cyc:5]", "0 1 2"),
+        ("(0)*3[kv=cyc:1]", "0 0 0"),
+        ("((0)*2[kv=first] 1)[kv=own]", "0 0r 1"),
         ("0-1 (2-3)*2[kv=none] 4", "0 1 - - - - 2"),
         ("0[kv=top] 1 2[kv=top] 3[kv=low] 4[kv=low] 5[kv=top]", "0 1 0r 2 2r 0r"),
         ("(0[kv=top])*2", "0 0r"),

@@ -5,6 +5,9 @@
 
 from deepen.program.attributes import ATTRIBUTES, MARK_ATTRIBUTES, Attribute, register
 from deepen.program.cost import Cost, Ends, LayerCost, cost
+from deepen.program.draw_svg import draw_svg
+from deepen.program.draw_text import draw_text
+from deepen.program.notation import Form
 from deepen.program.plan import LoopInfo, Plan, Use, Visit
 from deepen.program.program import Program, read_program
 from deepen.program.tape import Back, Blend, Fork, Join, Op, Record, Run, Turn
@@ -21,6 +24,7 @@ __all__ = [
     "Cost",
     "Ends",
     "Fork",
+    "Form",
     "Group",
     "Index",
     "Join",
@@ -42,6 +46,8 @@ __all__ = [
     "Use",
     "Visit",
     "cost",
+    "draw_svg",
+    "draw_text",
     "read_program",
     "register",
 ]

@@ -168,7 +168,8 @@ def make_plan(tree: Seq, depth: int, parts: Sequence[str], text: str = "") -> Pl
         if isinstance(node, Loop)
     )
     by_place = {(visit.leaf, visit.turn): visit for visit in visits}
-    records = (op.name for op in emit(root, {}, by_place, ()) if isinstance(op, Record))
+    marked = any(isinstance(node, Mark) for node in walk(root))
+    records = (op.name for op in emit(root, {}, by_place, ()) if isinstance(op, Record)) if marked else ()
     return Plan(
         depth=depth,
         root=root,
