@@ -28,6 +28,9 @@ def stored_text(plan: Plan) -> str:
             case Ref():
                 index = Index(number[keys[node.leaf, turn]])
                 return replace(node, first=index, last=None, stride=1, copy=None)
+            case Loop(high=0):
+                # a body that never runs has no keys
+                return Seq()
             case Loop(fresh=True, body=body):
                 if any(attr.name == "kv" for attr in node.attrs):
                     reason = "kv on a loop of copies cannot be stored: its turns become different layers"
