@@ -1,7 +1,8 @@
 """What running through deepen costs: the identity program on SmolLM2-135M against the plain transformers model.
 
 Both models are in one process, share every weight and run alternately. Forward: 256 tokens, no cache. Generation: 64
-tokens, greedy, with the cache. One thread and its processor time by default: other load on the machine moves them least.
+tokens, greedy, with the cache. By default on one thread and in processor time, which other load on the machine moves
+least.
 """
 
 from __future__ import annotations
