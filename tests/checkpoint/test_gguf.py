@@ -126,6 +126,7 @@ def write(
 
 def rebuilt(path: Path, cls: type[PreTrainedModel]) -> PreTrainedModel:
     config, source = open_gguf(path)
+    assert cls.config_class is not None
     model = cls(cls.config_class(**config))
     state = {name: source.read(name) for name in source.infos}
     if config["tie_word_embeddings"]:
@@ -465,7 +466,7 @@ def test_the_real_model_continues_sensibly() -> None:
     model = LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**config), state_dict=state)
     assert model.num_parameters() == 134_515_008
     ids = torch.tensor([PROMPT])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)  # pyright: ignore[reportAttributeAccessIssue]
     assert out[0, len(PROMPT) :].tolist() == [11452, 30]
 
 

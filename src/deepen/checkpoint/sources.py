@@ -39,6 +39,8 @@ _TORCH: Mapping[str, str] = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn_x2",
 }  # fmt: skip
+# What to do about a damaged file.
+_AGAIN = "fetch or save the file again"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -126,8 +128,7 @@ class SafetensorsSource:
             CheckpointError: there is no tensor of this name.
         """
         if name not in self.ranges:
-            hint = nearest(name, self.ranges)
-            raise CheckpointError(f"{self.files[0].parent}: there is no tensor {name!r}{hint}")
+            raise CheckpointError(f"{self.files[0].parent}: no tensor {name!r}{nearest(name, self.ranges)}")
         return self.ranges[name]
 
     def read(self, name: str) -> torch.Tensor:
@@ -137,8 +138,7 @@ class SafetensorsSource:
             CheckpointError: no such tensor, a file that is gone or has shrunk, or a type that torch lacks.
         """
         place = self.range(name)
-        raw = read_bytes(place)
-        return from_bytes(raw, self.infos[name], where=f"{place.path}: tensor {name!r}")
+        return from_bytes(read_bytes(place), self.infos[name], where=f"{place.path}: tensor {name!r}")
 
 
 def open_safetensors(folder: Path) -> SafetensorsSource:
@@ -146,9 +146,6 @@ def open_safetensors(folder: Path) -> SafetensorsSource:
 
     `model.safetensors` is used if it is there, as transformers does, else the files named by
     `model.safetensors.index.json`. A tensor that lies in one of those files is offered even if the index omits it.
-
-    Args:
-        folder: a local folder.
 
     Raises:
         CheckpointError: no weights, only pickled ones, or files that are missing, truncated, contradictory or unsafe.
@@ -170,12 +167,8 @@ def open_safetensors(folder: Path) -> SafetensorsSource:
         header = read_header(path)
         for name in header.infos:
             if name in ranges:
-                _fail(
-                    path,
-                    "each tensor in one file",
-                    f"{name!r} here and in {ranges[name].path.name}",
-                    "save the model again; the two copies may differ",
-                )
+                got = f"{name!r} here and in {ranges[name].path.name}"
+                _fail(path, "each tensor in one file", got, "save the model again; the two copies may differ")
         infos |= header.infos
         ranges |= header.ranges
         metadata = {**header.metadata, **metadata}
@@ -192,26 +185,25 @@ def read_header(path: Path) -> Header:
     Raises:
         CheckpointError: the file cannot be read, is not safetensors, or its header and its size do not agree.
     """
-    again = "fetch or save the file again"
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             if len(prefix) < 8:
-                _fail(path, "at least the 8 bytes of a safetensors header length", f"{len(prefix)} bytes", again)
+                _fail(path, "at least the 8 bytes of a safetensors header length", f"{len(prefix)} bytes", _AGAIN)
             length = int.from_bytes(prefix, "little")
             if length > MAX_HEADER_BYTES:
                 got = f"{length} (not a safetensors file?)"
-                _fail(path, f"a header of at most {MAX_HEADER_BYTES} bytes", got, again)
+                _fail(path, f"a header of at most {MAX_HEADER_BYTES} bytes", got, _AGAIN)
             text = file.read(length)
     except OSError as error:
         _fail(path, "a readable file", error.strerror or str(error), "check that the file exists and its permissions")
     if len(text) < length:
-        _fail(path, f"a header of {length} bytes", f"{len(text)} bytes, the file is truncated", again)
+        _fail(path, f"a header of {length} bytes", f"{len(text)} bytes, the file is truncated", _AGAIN)
     entries = parse_json(text, path)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        _fail(path, "__metadata__ to map text to text", repr(metadata)[:80], again)
+        _fail(path, "__metadata__ to map text to text", repr(metadata)[:80], _AGAIN)
     infos: dict[str, TensorInfo] = {}
     ranges: dict[str, ByteRange] = {}
     for name, entry in entries.items():
@@ -223,33 +215,35 @@ def read_header(path: Path) -> Header:
         if place.offset != expected:
             kind = "a hole" if place.offset > expected else "an overlap"
             got = f"{place.offset - 8 - length} ({kind})"
-            _fail(path, f"tensor {name!r} at data offset {expected - 8 - length}", got, again)
+            _fail(path, f"tensor {name!r} at data offset {expected - 8 - length}", got, _AGAIN)
         expected += place.length
     if size != expected:
-        what = "truncated" if size < expected else "trailing bytes"
-        _fail(path, f"{expected} bytes by its header", f"{size} bytes ({what})", again)
+        got = f"{size} bytes ({'truncated' if size < expected else 'trailing bytes'})"
+        _fail(path, f"{expected} bytes by its header", got, _AGAIN)
     return Header(infos, ranges, metadata)
 
 
 def _entry(path: Path, name: str, entry: object) -> tuple[TensorInfo, int, int]:
     """Type, shape, first and last data offset of one header entry."""
-    again = "fetch or save the file again"
     where = f"tensor {name!r}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _fail(path, f"{where} to have dtype, shape and data_offsets", repr(entry)[:80], again)
+        _fail(path, f"{where} to have dtype, shape and data_offsets", repr(entry)[:80], _AGAIN)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        known = ", ".join(BITS)
-        _fail(path, f"{where} of a known type ({known})", repr(dtype)[:80], "convert the checkpoint to one of these")
+        _fail(
+            path,
+            f"{where} of a known type ({', '.join(BITS)})",
+            repr(dtype)[:80],
+            "convert the checkpoint to one of these",
+        )
     if not _sizes(shape):
-        _fail(path, f"{where} to have a shape of whole numbers", repr(shape)[:80], again)
+        _fail(path, f"{where} to have a shape of whole numbers", repr(shape)[:80], _AGAIN)
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        _fail(path, f"{where} to have data_offsets [begin, end]", repr(offsets)[:80], again)
-    info = TensorInfo(dtype, tuple(shape))
-    begin, end = offsets
+        _fail(path, f"{where} to have data_offsets [begin, end]", repr(offsets)[:80], _AGAIN)
+    info, (begin, end) = TensorInfo(dtype, tuple(shape)), offsets
     if info.numel * BITS[dtype] != 8 * (end - begin):
         expected = f"{info.numel * BITS[dtype] / 8:g} bytes for {where}, {dtype} {list(shape)}"
-        _fail(path, expected, f"{end - begin} bytes by its data_offsets", again)
+        _fail(path, expected, f"{end - begin} bytes by its data_offsets", _AGAIN)
     return info, begin, end
 
 
@@ -334,25 +328,24 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        _fail(path, "JSON text in UTF-8 without repeated keys", str(error)[:200], "fetch or save the file again")
+        _fail(path, "JSON text in UTF-8 without repeated keys", str(error)[:200], _AGAIN)
     if not isinstance(value, dict):
-        _fail(path, "a JSON object", type(value).__name__, "fetch or save the file again")
+        _fail(path, "a JSON object", type(value).__name__, _AGAIN)
     return value
 
 
 def read_bytes(place: ByteRange) -> bytearray:
-    """The bytes of a range, in memory of its own.
+    """The bytes of a range, in memory of their own.
 
     Raises:
         CheckpointError: the file cannot be read, or ends before the range does.
     """
-    raw = bytearray(place.length)
-    view, done = memoryview(raw), 0
+    raw, done = bytearray(place.length), 0
     try:
         with open(place.path, "rb", buffering=0) as file:
             file.seek(place.offset)
             # One call reads at most 2 GiB on Linux.
-            while done < place.length and (count := file.readinto(view[done:])):
+            while done < place.length and (count := file.readinto(memoryview(raw)[done:])):
                 done += count
     except OSError as error:
         _fail(place.path, "a readable file", error.strerror or str(error), "it was readable before: check the disk")
@@ -401,11 +394,11 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
         CheckpointError: safetensors has no type for it.
     """
     name = str(tensor.dtype).removeprefix("torch.")
-    for dtype, other in _TORCH.items():
-        if other == name:
-            shape = tuple(tensor.shape)
-            return TensorInfo(dtype, shape if dtype != "F4" else (*shape[:-1], shape[-1] * 2))
-    raise CheckpointError(f"safetensors has no type for {tensor.dtype}; convert the tensor first")
+    dtype = next((dtype for dtype, other in _TORCH.items() if other == name), None)
+    if dtype is None:
+        raise CheckpointError(f"safetensors has no type for {tensor.dtype}; convert the tensor first")
+    shape = tuple(tensor.shape)
+    return TensorInfo(dtype, shape if dtype != "F4" else (*shape[:-1], shape[-1] * 2))
 
 
 def _fail(path: Path, expected: str, got: str, do: str) -> NoReturn:
