@@ -213,7 +213,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no object": (lambda p: raw_file(p, {"x": 1}), "'x' to have dtype, shape and data_offsets"),
     "extra key": (lambda p: raw_file(p, {"x": {**entry(), "y": 1}}, bytes(8)), "'x' to have dtype, shape"),
-    "unknown type": (lambda p: raw_file(p, {"x": entry("F7")}, bytes(8)), "'F7'; convert"),
+    "unknown type": (lambda p: raw_file(p, {"x": entry("F7")}, bytes(8)), "'F7'; convert the checkpoint to one of F64"),
     "type no text": (lambda p: raw_file(p, {"x": entry(["F32"])}, bytes(8)), "known type"),
     "negative shape": (lambda p: raw_file(p, {"x": entry("F32", [-1, -2])}, bytes(8)), "shape of whole numbers"),
     "shape of floats": (lambda p: raw_file(p, {"x": entry("F32", [2.0])}, bytes(8)), "shape of whole numbers"),

@@ -230,12 +230,8 @@ def _entry(path: Path, name: str, entry: object) -> tuple[TensorInfo, int, int]:
         _fail(path, f"{where} to have dtype, shape and data_offsets", repr(entry)[:80], _AGAIN)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        _fail(
-            path,
-            f"{where} of a known type ({', '.join(BITS)})",
-            repr(dtype)[:80],
-            "convert the checkpoint to one of these",
-        )
+        do = f"convert the checkpoint to one of {', '.join(BITS)}"
+        _fail(path, f"{where} of a known type", repr(dtype)[:80], do)
     if not _sizes(shape):
         _fail(path, f"{where} to have a shape of whole numbers", repr(shape)[:80], _AGAIN)
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -301,11 +297,9 @@ def _no_weights(folder: Path) -> NoReturn:
 
 
 def _as_safetensors(folder: Path) -> str:
-    return (
-        "convert it once, if you trust it: load it with transformers, "
-        f"`AutoModelForCausalLM.from_pretrained({str(folder)!r})`, "
-        "and write it with `model.save_pretrained(new_folder, safe_serialization=True)`"
-    )
+    load = f"model = AutoModelForCausalLM.from_pretrained({str(folder)!r})"
+    save = "model.save_pretrained(new_folder, safe_serialization=True)"
+    return f"convert it once, if you trust it: load it with transformers, `{load}`, and write it with `{save}`"
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
