@@ -224,7 +224,7 @@ class _Job:
         tensor = recipe.compute(self.source)
         check_computed(name, recipe, tensor)
         if tensor.numel():
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            raw = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
             self.put(raw.data, out)
 
     def put(self, data: memoryview, out: FileIO) -> None:
