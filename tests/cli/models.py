@@ -25,6 +25,7 @@ def tokenizer(*, bos: bool = False, chat: bool = False, encoder: bool = False) -
     special = ["<pad>", "<s>", "</s>", "<unk>", "<u>", "<a>"]
     vocabulary = {token: at for at, token in enumerate([*special, *LETTERS])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.add_special_tokens(special)
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
     if bos:
@@ -41,10 +42,12 @@ def tokenizer(*, bos: bool = False, chat: bool = False, encoder: bool = False) -
     return made
 
 
-def checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, **options: bool) -> Path:
+def checkpoint(
+    folder: Path, family: str = "llama", *, chat: bool = False, bos: bool = False, encoder: bool = False, **changes: int
+) -> Path:
     """A tiny checkpoint with its tokenizer."""
-    tiny_checkpoint(folder, family, seed)
-    tokenizer(**options).save_pretrained(folder)
+    tiny_checkpoint(folder, family, **changes)
+    tokenizer(chat=chat, bos=bos, encoder=encoder).save_pretrained(folder)
     return folder
 
 

@@ -36,6 +36,7 @@ def app() -> App:
         version=__version__,
         help_format="plaintext",
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for order, (name, place, line) in enumerate(COMMANDS):
         made.command(place, name=name, help=line, sort_key=order)

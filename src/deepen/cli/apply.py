@@ -30,6 +30,7 @@ LISTED = 40
 def apply(
     model: str,
     program: str,
+    /,
     *,
     output: Annotated[str, Parameter(name=["--output", "-o"], help="A folder that does not exist yet.")] = "",
     bake: Annotated[bool, Parameter(negative="", help="Write shared layers out, for tools without deepen.")] = False,

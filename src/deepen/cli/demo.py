@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 512
 SAMPLE_TOKENS = 24
-PROMPT = "The capital of France is"
+PROMPT = "Why is the sky blue?"
 FEWEST_LAYERS = 6
 
 
@@ -50,7 +50,7 @@ def demo(
     data: Annotated[str, Parameter(help="Another text, UTF-8.")] = "",
     out: Annotated[str, Parameter(help="Folder of the page.")] = "demo",
     tokens: Annotated[int, Parameter(help="Tokens of the text to read.")] = 2048,
-    prompt: Annotated[str, Parameter(help="What every program continues.")] = PROMPT,
+    prompt: Annotated[str, Parameter(help="What every program answers or continues.")] = PROMPT,
     common: Common = DEFAULT,
 ) -> None:
     """Cut, repeat and parallelise a real model on real text; writes one HTML page.
@@ -113,8 +113,9 @@ def demo(
     print()
     print(table(rows(results), left=2))
     print()
+    print(prompt)
     for result in results:
-        print(f"{result.name}:\n  {prompt}{' '.join(result.sample.split(' '))}")
+        print(f"{result.name}:\n  {result.sample}")
     print(
         f"\nbaked {programs[chosen]} into {baked.layers} plain layers; reloaded with plain transformers the logits of "
         f"{baked.tokens} tokens differ by at most {baked.difference:.3g}\n(tolerance {baked.tolerance:.3g}, 4 x the "
@@ -172,12 +173,13 @@ def measure(
     model = candidate.load(dtype=dtype, device=device)
     with progress(name, None, "windows") as step:
         evaluation = perplexity(model, tokenizer, text, context=CONTEXT, tokens=tokens, progress=step)
-    ids, _ = encode(tokenizer, prompt, chat=False)
+    ids, _ = encode(tokenizer, prompt, chat=True)
     stream = Stream(tokenizer, quiet=True)
     generate(model, tokenizer, ids, stream, tokens=SAMPLE_TOKENS)
     cost = candidate.cost(CONTEXT)
-    note(f"      perplexity {evaluation.perplexity:.4g}, {evaluation.tokens_per_second:.4g} tokens/s: {stream.text!r}")
-    return Result(name, program_text(candidate), evaluation, cost, stream.text, stream.rate)
+    sample = " ".join(stream.text.split()) or "(nothing that can be printed)"
+    note(f"      perplexity {evaluation.perplexity:.4g}, {evaluation.tokens_per_second:.4g} tokens/s: {sample}")
+    return Result(name, program_text(candidate), evaluation, cost, sample, stream.rate)
 
 
 def rows(results: list[Result]) -> list[tuple[str, ...]]:

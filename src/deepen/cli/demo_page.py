@@ -36,10 +36,10 @@ def write_page(
     heading, *cells = rows(list(results))
     evaluation = whole.evaluation
     explained = (
-        f"Perplexity and bits per byte over {evaluation.tokens} tokens of {text}, windows of {evaluation.context} without "
-        "overlap; lower is better. Reading is the speed of that pass, writing that of greedy decoding with a cache, on "
-        f"this machine under its load at the time. Cache at a context of {whole.cost.context} tokens. Nothing was "
-        "trained: a cut model is meant to be healed afterwards."
+        f"Perplexity and bits per byte over {evaluation.tokens} tokens of {text}, windows of {evaluation.context} "
+        "without overlap; lower is better. Reading is the speed of that pass, writing that of greedy decoding with a "
+        "cache, both on this machine under its load at the time. Cache at a context of "
+        f"{whole.cost.context} tokens. Nothing was trained: a cut model is meant to be healed afterwards."
     )
     page = Page(
         title="The depth of a network is a program",

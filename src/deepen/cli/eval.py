@@ -36,6 +36,7 @@ class Reading:
 
 def evaluate(
     model: str,
+    /,
     *programs: str,
     data: Annotated[str, Parameter(help="A UTF-8 text file.")],
     context: Annotated[int, Parameter(help="Tokens of a window.")] = 512,

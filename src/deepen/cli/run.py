@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def run(
     model: str,
     program: str,
+    /,
     *,
     prompt: Annotated[str, Parameter(help="What to continue or answer.")],
     tokens: Annotated[int, Parameter(help="Most tokens to generate.")] = 64,

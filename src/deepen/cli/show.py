@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def show(
     model: str,
     program: str = "",
+    /,
     *,
     context: Annotated[int, Parameter(help="Tokens of the context that FLOPs and cache are stated for.")] = 1024,
     svg: Annotated[str, Parameter(help="Write the drawing to this SVG file.")] = "",

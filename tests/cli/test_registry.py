@@ -1,0 +1,82 @@
+"""The register of methods."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deepen import registry
+from deepen.cli import main
+from deepen.errors import UsageError
+
+FIELDS = {"family": "wiring", "source": "arXiv:2203.00555", "title": "DeepNet", "mechanism": "scales", "cost": "none"}
+
+
+class Made:
+    pass
+
+
+class Other:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_METHODS", {})
+    monkeypatch.setattr(registry, "MODULES", ())
+
+
+def test_a_method_is_found_with_its_file() -> None:
+    @registry.method("deepnorm", **FIELDS)
+    class DeepNorm:
+        pass
+
+    found = registry.lookup("deepnorm")
+    assert found.implementation is DeepNorm
+    assert found.file.endswith("test_registry.py")
+    assert found.to_json() == {"name": "deepnorm", "file": found.file, **FIELDS}
+
+
+def test_methods_are_sorted_by_family_and_name() -> None:
+    for name, family in (("b", "wiring"), ("c", "mixer"), ("a", "wiring")):
+        registry.method(name, **{**FIELDS, "family": family})(Made)
+    assert [found.name for found in registry.methods()] == ["c", "a", "b"]
+    assert [found.name for found in registry.methods("wiring")] == ["a", "b"]
+
+
+def test_a_name_is_registered_once() -> None:
+    registry.method("deepnorm", **FIELDS)(Made)
+    with pytest.raises(ValueError, match="'deepnorm' is registered twice"):
+        registry.method("deepnorm", **FIELDS)(Other)
+
+
+@pytest.mark.parametrize("field", [*FIELDS, "name"])
+def test_no_field_is_empty(field: str) -> None:
+    given = {"name": "deepnorm", **FIELDS, field: " "}
+    with pytest.raises(ValueError, match=f"{field} is empty"):
+        registry.method(given.pop("name"), **given)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    registry.method("deepnorm", **FIELDS)(Made)
+    with pytest.raises(UsageError, match="did you mean 'deepnorm'"):
+        registry.lookup("depnorm")
+    with pytest.raises(UsageError, match="did you mean 'wiring'"):
+        registry.methods("wring")
+
+
+def test_modules_are_imported_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(registry, "MODULES", ("one", "two"))
+    monkeypatch.setattr(registry, "import_module", imported.append)
+    assert list(registry.methods()) == []
+    assert imported == ["one", "two"]
+
+
+def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+    registry.method("deepnorm", **FIELDS)(Made)
+    assert main(["methods"]) == 0
+    assert "arXiv:2203.00555" in capsys.readouterr().out
+    assert main(["methods", "--family", "wiring", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["methods"][0]["name"] == "deepnorm"
