@@ -72,14 +72,12 @@ class Checkpoint:
             FamilyError: a tower that the model does not have.
         """
         given = Program.parse(program) if isinstance(program, str) else program
-        chosen = {self.family.tower(name).name: given.towers[name] for name in given.towers}
-        texts = {name: chosen.get(name, self.program.towers[name]) for name in self.program.towers}
         merged = self.program
-        for name, body in texts.items():
-            merged = merged.with_tower(name, body)
-        # Errors point into the text as the user wrote it, so the towers that changed are planned from it.
         for name in given.towers:
-            self._plan(given, name, self.family.tower(name).name)
+            tower = self.family.tower(name).name
+            # Planned from the text as the user wrote it, so that errors point into it.
+            self._plan(given, name, tower)
+            merged = merged.with_tower(self._key(tower), given.towers[name])
         return replace(self, program=merged)
 
     def plan(self, tower: str = "") -> Plan:
@@ -89,7 +87,11 @@ class Checkpoint:
             FamilyError: no such tower, or the empty name is ambiguous.
         """
         name = self.family.tower(tower).name
-        return self._plan(self.program, name, name)
+        return self._plan(self.program, self._key(name), name)
+
+    def _key(self, tower: str) -> str:
+        """The name that `program` uses for a tower: none when the model has only one."""
+        return tower if len(self.family.towers) > 1 else ""
 
     def _plan(self, program: Program, key: str, tower: str) -> Plan:
         depth = self.depth[tower]

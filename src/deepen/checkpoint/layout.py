@@ -186,9 +186,8 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
 def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
     """config.json of the native form; layer j of the files is layer `bank[j]` of the base config."""
     renumbered = {name: stored_text(plan) for name, plan in plans.items()}
-    default = ck.family.default_tower
-    if default is not None and len(plans) == 1:
-        text = renumbered[default]
+    if len(renumbered) == 1:
+        text = next(iter(renumbered.values()))
     else:
         text = " ".join(f"{name}: {body}" for name, body in renumbered.items())
     return {

@@ -109,6 +109,8 @@ def _opened(
 
 
 def _identity(banks: Mapping[str, tuple[int, ...]]) -> Program:
+    if len(banks) == 1:
+        return Program.identity(len(*banks.values()))
     return Program.parse(" ".join(f"{name}: {Program.identity(len(bank))}" for name, bank in banks.items()))
 
 

@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
-from deepen.checkpoint.depth_fields import depth_key, scope
+from deepen.checkpoint.depth_fields import LISTS, depth_key, scope
 from deepen.checkpoint.family import Family, Tower
 from deepen.errors import CheckpointError, FamilyError
 
@@ -150,7 +150,8 @@ def settings(layer: nn.Module) -> dict[str, Any]:
     for path, module in layer.named_modules():
         found[path] = type(module).__name__
         for name, value in vars(module).items():
-            if name not in INDEX_ATTRIBUTES and not name.startswith("_"):
+            # A per-layer list kept whole says nothing of one layer; what a layer takes from it is a setting of its own.
+            if name not in (*INDEX_ATTRIBUTES, *LISTS) and not name.startswith("_"):
                 if isinstance(value, (bool, int, float, str, type(None))):
                     found[f"{path}.{name}".lstrip(".")] = value
                 elif isinstance(value, (list, tuple)) and all(isinstance(item, (int, float, str)) for item in value):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -153,7 +154,8 @@ class Entry:
         self.owner, self.index, self.visit, self.child = owner, index, visit, child
         self.slot, self.shared, self.before, self.after = slot, shared, before, after
         parts = owner.tower.parts
-        self.missing = "".join(letter for letter in parts.letters if letter not in visit.parts)
+        missing = "".join(letter for letter in parts.letters if letter not in visit.parts)
+        self.partial = without(self.layer, parts, missing) if missing else None
 
     def __repr__(self) -> str:
         return f"visit {self.index} of layer {self.visit.key}"
@@ -175,8 +177,7 @@ class Entry:
             args, kwargs = _map_stream(args, kwargs, lambda stream: self._operate(self.before, stream))
         if owner.tower.caches:
             args, kwargs = self._own_slot(args, kwargs)
-        layer = self.layer if not self.missing else without(self.layer, owner.tower.parts, self.missing)
-        out = layer(*args, **kwargs)
+        out = (self.partial or self.layer)(*args, **kwargs)
         if not self.after:
             return out
         if isinstance(out, tuple):
@@ -237,15 +238,28 @@ class Absent(nn.Module):
 
 
 def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
-    """A shallow copy of `layer`, sharing every parameter, whose part `missing` adds nothing."""
-    clone = object.__new__(type(layer))
-    clone.__dict__.update(layer.__dict__)
+    """A view of `layer`, sharing its parameters, submodules and hooks, whose parts `missing` add nothing.
+
+    Modes that transformers switches on the layer later (training, gradient checkpointing) are read from the layer.
+    """
+    view = object.__new__(_view_class(type(layer)))
     modules = dict(layer._modules)
     for letter in missing:
         name = part_module(layer, parts, letter)
         modules[name] = Absent(pair=_returns_pair(modules[name]))
-    clone.__dict__["_modules"] = modules
-    return clone
+    state = {name: value for name, value in layer.__dict__.items() if name not in MODES}
+    # A tuple, so that the whole layer does not become a child of its own view.
+    view.__dict__.update(state, _modules=modules, whole=(layer,))
+    return view
+
+
+MODES = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+
+
+@cache
+def _view_class(base: type[nn.Module]) -> type[nn.Module]:
+    modes = {name: property(lambda self, name=name: getattr(self.whole[0], name)) for name in MODES}
+    return type(base.__name__, (base,), {**modes, "__module__": base.__module__})
 
 
 def part_module(layer: nn.Module, parts: Parts, letter: str) -> str:
