@@ -25,7 +25,9 @@ def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
         output.print_json({"a": object()})
 
 
-@pytest.mark.parametrize("value, text", [(0, "0"), (999, "999"), (1000, "1 k"), (134515008, "134.5 M"), (2.5e12, "2.5 T")])
+@pytest.mark.parametrize(
+    "value, text", [(0, "0"), (999, "999"), (1000, "1 k"), (134515008, "134.5 M"), (2.5e12, "2.5 T")]
+)
 def test_amount(value: float, text: str) -> None:
     assert output.amount(value) == text
 

@@ -53,8 +53,8 @@ def test_what_is_streamed_is_what_json_says(model: str, capsys: pytest.CaptureFi
 
 def test_an_encoder_decoder_answers_its_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(checkpoint(tmp_path / "t5", "t5"))
-    got = ran(capsys, "run", model, "decoder: (0-2)*2", "--prompt", "the king", "--tokens", "5")
-    assert got["program"] == "decoder: (0-2)*2 encoder: 0-3"
+    got = ran(capsys, "run", model, "encoder: (0-3)*2", "--prompt", "the king", "--tokens", "5")
+    assert got["program"] == "decoder: 0-2 encoder: (0-3)*2"
     assert 1 <= got["tokens"] <= 5
 
 
@@ -64,7 +64,7 @@ def test_the_chat_template_is_applied_when_there_is_one() -> None:
     assert encode(chat, "abc", True)[0].tolist() == [[4, *bare, 5]]
     assert encode(chat, "abc", True)[1] is True
     assert encode(chat, "abc", False)[0].tolist() == [bare]
-    assert encode(plain, "abc", True) [1] is False
+    assert encode(plain, "abc", True)[1] is False
 
 
 def test_words_are_printed_whole_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:

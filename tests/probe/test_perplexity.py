@@ -179,7 +179,9 @@ def test_a_tokenizer_without_offsets_is_refused(model) -> None:
         perplexity(model, Slow(), TEXT, context=CONTEXT)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("options, expected", [({}, ([], [])), ({"bos": True}, ([1], [])), ({"encoder": True}, ([1], [2]))])
+@pytest.mark.parametrize(
+    "options, expected", [({}, ([], [])), ({"bos": True}, ([1], [])), ({"encoder": True}, ([1], [2]))]
+)
 def test_frame(options: dict, expected: tuple) -> None:
     assert frame(tokenizer(**options)) == expected
 

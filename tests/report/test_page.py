@@ -19,7 +19,9 @@ PAGE = Page(
     sections=[
         Section("First", [Text("a < b"), Facts([("layers", "30"), ("cache", "47 MB")])]),
         Section("Second", [Table(["", "program", "perplexity"], [["cut", "0-9", "12.5"]], "lower is better", (2,))]),
-        Section("Third", [Drawing("cut", "0-1 {2|3}", SVG, "Say <b>", " hi & bye", "2 layers"), Commands(["deepen show"])]),
+        Section(
+            "Third", [Drawing("cut", "0-1 {2|3}", SVG, "Say <b>", " hi & bye", "2 layers"), Commands(["deepen show"])]
+        ),
     ],
     foot="made here",
 )
@@ -28,7 +30,7 @@ PAGE = Page(
 class Tags(HTMLParser):
     """Checks that tags close in order, and collects them."""
 
-    VOID = {"meta", "br", "link", "img"}
+    VOID = ("meta", "br", "link", "img")
 
     def __init__(self) -> None:
         super().__init__()

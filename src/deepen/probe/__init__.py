@@ -1,0 +1,1 @@
+"""What a model predicts, and how far a program moves it."""
