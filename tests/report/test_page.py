@@ -102,3 +102,12 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(UndefinedError):
         write(Page("t", "l", [Section("s", [Text(None)]), None]), path)  # pyright: ignore[reportArgumentType]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("svg", "least"), [('<svg viewBox="0 0 1 1" width="500" height="9">', 300), (SVG, 0)], ids=["sized", "unsized"]
+)
+def test_a_drawing_shrinks_only_so_far(svg: str, least: int) -> None:
+    drawing = Drawing("cut", "0", svg)
+    assert drawing.least == least
+    assert f"--least: {least}px" in render(Page("t", "l", [Section("s", [drawing])]))

@@ -15,8 +15,8 @@ from cyclopts import Parameter
 import deepen
 from deepen.cli.data import read_text
 from deepen.cli.options import DEFAULT, Common
-from deepen.cli.output import note, print_json, program_text, size, table
-from deepen.cli.packaged import packaged_model, packaged_text
+from deepen.cli.output import amount, note, print_json, program_text, size, table
+from deepen.cli.packaged import TEXT_NAME, packaged_model, packaged_text
 from deepen.cli.progress import progress
 from deepen.errors import FamilyError, SaveError, UsageError
 
@@ -66,7 +66,7 @@ def demo(
 
     started = time.perf_counter()
     path = model or str(packaged_model())
-    text, title = (read_text(data), Path(data).name) if data else packaged_text()
+    text = read_text(data) if data else packaged_text()
     device = common.torch_device()
     opened = deepen.open(path)
     programs = choose(opened)
@@ -86,10 +86,10 @@ def demo(
         baked = bake_and_compare(shared.apply(programs[chosen]), ids, place)
         seconds = time.perf_counter() - started
         page = place / "index.html"
-        write_page(page, opened, path, title, prompt, results, programs[chosen], baked, seconds)
+        write_page(page, opened, model, data, prompt, results, programs[chosen], baked, seconds)
     document = {
         "model": path,
-        "text": title,
+        "text": data or TEXT_NAME,
         "results": [
             {
                 "name": result.name,
@@ -139,21 +139,25 @@ def choose(checkpoint: Checkpoint) -> dict[str, str]:
     depth = next(iter(checkpoint.depth.values()))
     if depth < FEWEST_LAYERS:
         raise UsageError(f"the demo cuts thirds out of a model: expected at least {FEWEST_LAYERS} layers, got {depth}")
-    last, first_cut, second_cut, middle = depth - 1, depth // 3, depth - depth // 3, depth // 2
+    first_cut, second_cut, middle = depth // 3, depth - depth // 3, depth // 2
     width = max(2, depth // 10)
     start = middle - width // 2
+    stop = start + width
+    loop = f"({span(start, stop)})*2"
+    pair = f"{{{middle}|{middle + 1}}}"
     return {
-        "as it is": f"0-{last}",
-        "without the first third": f"{first_cut}-{last}",
-        "without the middle third": f"0-{first_cut - 1} {second_cut}-{last}",
-        "without the last third": f"0-{second_cut - 1}",
-        f"repeat layers {start}-{start + width - 1}": (
-            f"0-{start - 1} ({start}-{start + width - 1})*2 {start + width}-{last}"
-        ),
-        f"layers {middle} and {middle + 1} side by side": (
-            f"0-{middle - 1} {{{middle}|{middle + 1}}} {middle + 2}-{last}"
-        ),
+        "as it is": span(0, depth),
+        "without the first third": span(first_cut, depth),
+        "without the middle third": f"{span(0, first_cut)} {span(second_cut, depth)}",
+        "without the last third": span(0, second_cut),
+        f"repeat layers {start}-{stop - 1}": f"{span(0, start)} {loop} {span(stop, depth)}",
+        f"layers {middle} and {middle + 1} side by side": f"{span(0, middle)} {pair} {span(middle + 2, depth)}",
     }
+
+
+def span(start: int, stop: int) -> str:
+    """Layers from `start` to before `stop`."""
+    return f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
 
 
 def measure(
@@ -178,7 +182,7 @@ def measure(
     generate(model, tokenizer, ids, stream, tokens=SAMPLE_TOKENS)
     cost = candidate.cost(CONTEXT)
     sample = " ".join(stream.text.split()) or "(nothing that can be printed)"
-    note(f"      perplexity {evaluation.perplexity:.4g}, {evaluation.tokens_per_second:.4g} tokens/s: {sample}")
+    note(f"      perplexity {amount(evaluation.perplexity)}, {evaluation.tokens_per_second:.4g} tokens/s: {sample}")
     return Result(name, program_text(candidate), evaluation, cost, sample, stream.rate)
 
 
@@ -191,7 +195,7 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
             (
                 result.name,
                 result.program,
-                f"{result.evaluation.perplexity:.4g}",
+                amount(result.evaluation.perplexity),
                 f"{result.evaluation.bits_per_byte:.3f}",
                 f"{result.evaluation.tokens_per_second:.4g}",
                 "-" if result.writing is None else f"{result.writing:.3g}",

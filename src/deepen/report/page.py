@@ -5,12 +5,16 @@ A page is a list of sections, a section a list of blocks. The template knows the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from deepen.checkpoint.atomic import atomic_file
+
+# How far a drawing may shrink on a narrow screen.
+SHRINK = 0.6
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,12 @@ class Drawing:
     sample: str = ""
     figures: str = ""
     kind: ClassVar[str] = "drawing"
+
+    @property
+    def least(self) -> int:
+        """The narrowest width, in pixels, at which the drawing can still be read; beyond that it scrolls."""
+        match = re.match(r'<svg[^>]* width="(\d+)', self.svg)
+        return round(int(match[1]) * SHRINK) if match else 0
 
 
 @dataclass(frozen=True)
