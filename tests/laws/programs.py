@@ -1,4 +1,4 @@
-"""Random programs of what is executed on checkpoints: order, repeats, copies, parts, groups, scales, loops, kv=first."""
+"""Random programs of what checkpoints execute: order, repeats, copies, parts, groups, scales, loops, kv=first."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from deepen.checkpoint.family import Parts
+from deepen.checkpoint.reference import container_path
 from deepen.program import Group, Loop, Mark, Node, Ref, Scope, Seq
 from deepen.program.tree import value_of
 
@@ -87,8 +88,7 @@ def _scale(attrs: Any, turn: int) -> float:
 def with_meaning(model: Any, container: str, tree: Node, parts: Parts, attributes: Mapping[str, int]) -> Any:
     """A copy of `model` whose layer list is the one `Meaning` of the tree."""
     result = copy.deepcopy(model)
-    path = next(name for name, module in result.named_modules()
-                if isinstance(module, nn.ModuleList) and (name == container or name.endswith("." + container)))  # fmt: skip
+    path = container_path(result, container)
     owner_path, _, name = path.rpartition(".")
     owner = result.get_submodule(owner_path)
     setattr(owner, name, nn.ModuleList([Meaning(getattr(owner, name), tree, parts)]))

@@ -14,20 +14,22 @@ from transformers.pytorch_utils import Conv1D
 import deepen
 from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.family import FAMILIES, Family
+from deepen.checkpoint.layer_cost import layer_costs
+from deepen.checkpoint.reference import step_by_step
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
-from deepen.program import Loop, Program, Run
+from deepen.errors import DeepenError, ProgramError
+from deepen.program import Loop, Program
 from deepen.program.format import format_node
 from deepen.program.tree import Node, rebuild
 from tests.laws.programs import random_program
 from tests.laws.semantics import with_meaning
-from tests.parity.oracle import step_by_step
 
 ARCHITECTURES = ("llama", "gemma2", "gpt2", "gpt_neox", "qwen3_moe", "opt", "mamba", "bart")
 # One mask for all layers, so that `Meaning` can pass on the one it is given.
 ONE_MASK = ("llama", "gpt2", "gpt_neox", "qwen3_moe")
 TOY = 1e-5
 CACHED = 2e-4
-PROGRAMS = 6
+PROGRAMS = 4
 
 
 class Case:
@@ -39,13 +41,17 @@ class Case:
         self.checkpoint: Checkpoint = deepen.open(folder)
         self.family: Family = FAMILIES[name]
         self.tower = self.family.towers[-1]
-        self.inputs = tiny_inputs(self.model, tokens=20)
+        self.inputs = tiny_inputs(self.model, tokens=16)
         self.depth = self.checkpoint.depth[self.tower.name]
         self.prefix = f"{self.tower.name}: " if len(self.family.towers) > 1 else ""
 
     def program(self, seed: int, **kinds: bool) -> str:
         parts = self.tower.parts
-        allowed = {"parts": parts.kind in ("serial", "parallel"), "zero": not parts.post_norm, "kv": parts.kind != "single"}
+        allowed = {
+            "parts": parts.kind in ("serial", "parallel"),
+            "zero": not parts.post_norm,
+            "kv": parts.kind != "single",
+        }
         return self.prefix + random_program(Random(seed), self.depth, **{**allowed, **kinds})
 
     def run(self, program: str) -> torch.Tensor:
@@ -68,7 +74,9 @@ def test_a_identity_is_the_original_bit_for_bit(case: Case) -> None:
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_program_means_its_tree(case: Case, seed: int) -> None:
     if case.name not in ONE_MASK:
-        pytest.skip("the layers of this model take different masks; the parity suite compares it with hand-built models")
+        pytest.skip(
+            "the layers of this model take different masks; the parity suite compares it with hand-built models"
+        )
     text = case.program(seed, kv=False)
     tree = Program.parse(text).tree()
     meant = with_meaning(case.model, case.tower.container, tree, case.tower.parts, {case.tower.depth: 1})
@@ -82,7 +90,7 @@ def test_e_cached_is_uncached(case: Case, seed: int) -> None:
     text = case.program(100 + seed)
     model = case.checkpoint.apply(text).load()
     full = output_of(model, case.inputs)
-    assert difference(step_by_step(model, case.inputs, 7), full) <= CACHED, text
+    assert difference(step_by_step(model, case.inputs, 11), full) <= CACHED, text
 
 
 @pytest.mark.parametrize("seed", range(PROGRAMS))
@@ -146,20 +154,14 @@ def test_i_counted_cost_is_measured(case: Case, seed: int) -> None:
     cache = out.get("cache", out.get("past_key_values", out.get("cache_params")))
     if plan.slots:
         assert len(cache.layers) == cost.slots == plan.slots, text
-        assert sum(_bytes(layer) for layer in cache.layers) == cost.cache_bytes * case.inputs["input_ids"].shape[0], text
+        assert sum(_bytes(layer) for layer in cache.layers) == cost.cache_bytes * case.inputs["input_ids"].shape[0], (
+            text
+        )
     if case.name not in ("qwen3_moe", "mamba"):
-        attention = sum(
-            layer.flops_per_key * layer.keys(tokens)
-            for layer in (_layer_costs(checkpoint)[op.visit.key.layer] for op in plan.tape() if isinstance(op, Run) and "a" in op.visit.parts)
-        )  # fmt: skip
-        absent = cost.flops - attention
-        assert flops[0] == pytest.approx(absent, rel=1e-9), text
-
-
-def _layer_costs(checkpoint: Checkpoint):
-    from deepen.checkpoint.layer_cost import layer_costs
-
-    return layer_costs(checkpoint, checkpoint.family.towers[0])
+        layers = layer_costs(checkpoint, case.tower)
+        mixers = [layers[visit.key.layer] for visit in plan.visits if "a" in visit.parts]
+        attention = sum(layer.flops_per_key * layer.keys(tokens) for layer in mixers)
+        assert flops[0] == pytest.approx(cost.flops - attention, rel=1e-9), text
 
 
 def _bytes(layer: object) -> int:
@@ -172,7 +174,9 @@ def _bytes(layer: object) -> int:
 def test_j_samples_do_not_touch_each_other(case: Case) -> None:
     model = case.checkpoint.apply(case.program(600)).load()
     together = output_of(model, case.inputs)
-    alone = torch.cat([output_of(model, {name: value[row : row + 1] for name, value in case.inputs.items()}) for row in (0, 1)])
+    alone = torch.cat(
+        [output_of(model, {name: value[row : row + 1] for name, value in case.inputs.items()}) for row in (0, 1)]
+    )
     assert difference(together, alone) <= TOY
 
 
@@ -217,26 +221,81 @@ def test_copies_own_their_memory(case: Case) -> None:
 
 
 def test_k_compiles_whole_and_agrees(case: Case) -> None:
-    if case.name not in ("llama", "gemma2"):
-        pytest.skip("compiled on two architectures; the others compile as their originals do")
+    if case.name != "llama":
+        pytest.skip("one compilation takes half a minute; the slow set compiles more")
     torch._dynamo.reset()
-    for text in ("0-1 (2-3)*2 4-5", "0 {1|2} 3.a 3.f 4-5", "0 (1)*2[kv=first] 2-5"):
+    for text in ("0 {1|2.a} (3)*2[kv=first]",):
         model = case.checkpoint.apply(text).load()
         expected = output_of(model, case.inputs, use_cache=False)
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         assert difference(output_of(compiled, case.inputs, use_cache=False), expected) <= TOY, text
 
 
-def test_gradient_checkpointing_gives_the_same_gradients() -> None:
-    import tempfile
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["0-1 (2-3)*2 4-5", "0 {1|2} 3.a 3.f 4-5", "0 (1)*2[kv=first] 2-5", "5-0"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_k_compiles_more(name: str, text: str, backend: str, tmp_path: Path) -> None:
+    case = Case(name, tmp_path / "model")
+    torch._dynamo.reset()
+    model = case.checkpoint.apply(text).load()
+    expected = output_of(model, case.inputs, use_cache=False)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert difference(output_of(compiled, case.inputs, use_cache=False), expected) <= TOY
 
-    with tempfile.TemporaryDirectory() as folder:
-        case = Case("llama", Path(folder) / "model")
-        gradients = []
-        for switch in (False, True):
-            model = case.checkpoint.apply("0 (1-2)*2 {3|4} 5.a 5.f").load().train()
-            if switch:
-                model.gradient_checkpointing_enable()
-            model(**case.inputs, use_cache=False).logits.float().pow(2).mean().backward()
-            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-        assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+def test_k_bfloat16_agrees(case: Case) -> None:
+    text = f"{case.prefix}0 (1)*2 2"
+    exact = case.run(text)
+    rough = output_of(case.checkpoint.apply(text).load(dtype="bfloat16"), case.inputs)
+    plain = difference(
+        output_of(case.checkpoint.load(dtype="bfloat16"), case.inputs), output_of(case.model, case.inputs)
+    )
+    assert difference(rough, exact) <= max(0.1, 4 * plain)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(tmp_path: Path) -> None:
+    case = Case("llama", tmp_path / "model")
+    gradients = []
+    for switch in (False, True):
+        model = case.checkpoint.apply("0 (1-2)*2 {3|4} 5.a 5.f").load().train()
+        if switch:
+            model.activation_checkpointing_enable()
+        model(**case.inputs, use_cache=False).logits.float().pow(2).mean().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+def test_kv_first_refuses_gradient_checkpointing(tmp_path: Path) -> None:
+    case = Case("llama", tmp_path / "model")
+    model = case.checkpoint.apply("0 (1)*2[kv=first]").load().train()
+    model.activation_checkpointing_enable()
+    with pytest.raises(DeepenError, match="gradient checkpointing"):
+        model(**case.inputs, use_cache=False)
+
+
+def test_counts_change_between_generations_only(tmp_path: Path) -> None:
+    case = Case("llama", tmp_path / "model")
+    model = case.checkpoint.apply("0 (1-2)*0..3 3-5").load()
+    for count, text in ((0, "0 3-5"), (1, "0-5"), (3, "0 (1-2)*3 3-5")):
+        model.deepen.set_counts(count)
+        assert torch.equal(output_of(model, case.inputs), case.run(text))
+        assert difference(step_by_step(model, case.inputs, 11), case.run(text)) <= CACHED
+    ids = case.inputs["input_ids"]
+    with torch.no_grad():
+        cache = model(ids[:, :8], use_cache=True).cache
+        model.deepen.set_counts(1)
+        with pytest.raises(DeepenError, match="in the middle of a generation"):
+            model(ids[:, 8:], cache=cache)
+    with pytest.raises(ProgramError):
+        model.deepen.set_counts(4)
+
+
+def test_marks_hold_the_stream(tmp_path: Path) -> None:
+    case = Case("llama", tmp_path / "model")
+    model = case.checkpoint.apply("@start 0-2 @middle 3-5 ?end").load()
+    with torch.no_grad():
+        hidden = model(**case.inputs, output_hidden_states=True).hidden_states
+    assert torch.equal(model.deepen.marks["start"], hidden[0])
+    assert torch.equal(model.deepen.marks["middle"], hidden[3])
+    assert torch.equal(model.model.norm(model.deepen.marks["end"]), hidden[-1])

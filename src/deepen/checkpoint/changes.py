@@ -87,4 +87,3 @@ def _origin(recipe: Any) -> str | None:
         if recipe is None:
             return None
     return recipe.name
-

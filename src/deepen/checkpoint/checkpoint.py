@@ -61,7 +61,7 @@ class Checkpoint:
     def disk(self) -> dict[str, DiskTower]:
         """Which tensor belongs to which stored layer; shapes are checked against the config."""
         towers = read_towers(self.source, self.skeleton, self.depth, self.where)
-        check_tensors(self.source, self.skeleton, towers, self.banks, self.where)
+        check_tensors(self.source.infos, self.skeleton, towers, self.banks, self.where)
         return towers
 
     def apply(self, program: Program | str) -> Checkpoint:
@@ -181,5 +181,11 @@ class Checkpoint:
         from deepen.checkpoint.save import save
 
         return save(
-            self, Path(folder), bake=bake, dtype=dtype, verify=verify, max_shard_bytes=max_shard_bytes, progress=progress
+            self,
+            Path(folder),
+            bake=bake,
+            dtype=dtype,
+            verify=verify,
+            max_shard_bytes=max_shard_bytes,
+            progress=progress,
         )

@@ -107,13 +107,27 @@ def select(
     return new
 
 
-def live_lists(config: Any, origins: Sequence[int]) -> dict[str, list[Any]]:
-    """Per-layer lists of a live config object, selected for the visits `origins` (base layer of each visit)."""
-    selected = {}
+def select_live(live: Any, original: Any, origins: Sequence[int]) -> None:
+    """Sets the per-layer lists of a running model's config to those of its visits.
+
+    Args:
+        live: the config object that the model reads; a list that its class computes is set through a subclass.
+        original: the same config before any change.
+        origins: the layer of the original model that each visit runs.
+    """
+    computed: dict[str, list[Any]] = {}
     for name in LISTS:
-        if name in vars(config) and isinstance(value := getattr(config, name), list) and value:
-            selected[name] = [value[origin] for origin in origins]
-    return selected
+        value = getattr(original, name, None)
+        if isinstance(value, list) and value:
+            selected = [value[origin] for origin in origins]
+            if isinstance(getattr(type(original), name, None), property):
+                computed[name] = selected
+            else:
+                setattr(live, name, selected)
+    if computed:
+        # The class attribute, not the instance, is what a computed list is read from.
+        base = type(original)
+        live.__class__ = type(base.__name__, (base,), {"__module__": base.__module__, **computed})
 
 
 def _is_property(build: Callable[[dict[str, Any]], Any], raw: Mapping[str, Any], name: str) -> bool:
@@ -184,7 +198,9 @@ def _refuse_unknown(
             inner["attention_types"] = [[["global"], count]]
         variants.append(scope(build(variant).to_dict(), tower))
     aliases = getattr(type(build(copy.deepcopy(dict(raw)))), "attribute_map", {})
-    known |= {alias for alias, target in aliases.items() if target in known} | {aliases.get(name, name) for name in known}
+    known |= {alias for alias, target in aliases.items() if target in known} | {
+        aliases.get(name, name) for name in known
+    }
     changed = sorted(
         name for name in variants[0].keys() | variants[1].keys() if variants[0].get(name) != variants[1].get(name)
     )

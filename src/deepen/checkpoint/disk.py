@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-
-from transformers.conversion_mapping import get_model_conversion_mapping
+from typing import Protocol
 
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.skeleton import Skeleton
@@ -34,8 +33,7 @@ def read_towers(source: Source, skeleton: Skeleton, depths: Mapping[str, int], w
         CheckpointError: a layer is missing, or there are more than the config says.
     """
     return {
-        tower.name: _read_tower(source, skeleton, tower, depths[tower.name], where)
-        for tower in skeleton.family.towers
+        tower.name: _read_tower(source, skeleton, tower, depths[tower.name], where) for tower in skeleton.family.towers
     }
 
 
@@ -73,17 +71,27 @@ def _read_tower(source: Source, skeleton: Skeleton, tower: Tower, depth: int, wh
 
 
 def check_tensors(
-    source: Source, skeleton: Skeleton, towers: Mapping[str, DiskTower], banks: Mapping[str, Sequence[int]], where: str
+    infos: Mapping[str, Shaped],
+    skeleton: Skeleton,
+    towers: Mapping[str, DiskTower],
+    banks: Mapping[str, Sequence[int]],
+    where: str,
 ) -> None:
     """Checks shapes, and that no tensor of a layer is missing, against the class that the config builds.
 
     Families whose files hold other tensors than the modules (experts one by one) are checked where names agree, and
     again by transformers when they are loaded.
 
+    Args:
+        infos: what the files hold or will hold, by name.
+        skeleton: the class that the config builds.
+        towers: which of these tensors belongs to which layer.
+        banks: for each tower, the layer of the class that each of these layers is.
+        where: what errors call the checkpoint.
+
     Raises:
         CheckpointError: a shape contradicts the config, or a layer lacks a tensor.
     """
-    converted = bool(get_model_conversion_mapping(skeleton.model))
     for tower in skeleton.family.towers:
         specials = set(tower.first)
         modules = skeleton.layers(tower)
@@ -91,20 +99,27 @@ def check_tensors(
             shapes = {name: tuple(tensor.shape) for name, tensor in modules[origin].state_dict().items()}
             found = towers[tower.name].layers[index]
             for name, full in found.items():
-                _check_shape(full, source.infos[full].shape, shapes.get(name), where)
+                _check_shape(full, infos[full].shape, shapes.get(name), where)
             missing = sorted(shapes.keys() - found.keys() - specials)
-            if missing and not converted:
+            if missing and found.keys() <= shapes.keys() | specials:
                 raise CheckpointError(
                     f"{where}: the tensor {towers[tower.name].prefix}.{index}.{missing[0]} is missing from the files"
                 )
     owned = {full for disk in towers.values() for layer in disk.layers for full in layer.values()}
     base = skeleton.model_class.base_model_prefix
     shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.model.state_dict().items()}
-    for name in source.infos.keys() - owned:
+    for name in infos.keys() - owned:
         for candidate in (name, f"{base}.{name}", name.removeprefix(f"{base}.")):
             if candidate in shapes:
-                _check_shape(name, source.infos[name].shape, shapes[candidate], where)
+                _check_shape(name, infos[name].shape, shapes[candidate], where)
                 break
+
+
+class Shaped(Protocol):
+    """Anything with a shape: what a file holds, or a recipe for it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def _check_shape(name: str, got: tuple[int, ...], expected: tuple[int, ...] | None, where: str) -> None:

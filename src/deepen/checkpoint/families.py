@@ -1,4 +1,4 @@
-"""The table of families. Adding one is a few lines here and a tiny config in `tiny.py`; the parity suite does the rest."""
+"""The table of families. Adding one is a few lines here and a tiny config in `tiny.py`; the parity suite checks it."""
 
 from __future__ import annotations
 
@@ -154,7 +154,11 @@ register(
                     feed_forward=("feed_forward",),
                     outputs=outputs(
                         ("self_attn.o_proj", "mamba.out_proj"),
-                        ("feed_forward.down_proj", "feed_forward.experts.down_proj", "feed_forward.experts.*.down_proj"),
+                        (
+                            "feed_forward.down_proj",
+                            "feed_forward.experts.down_proj",
+                            "feed_forward.experts.*.down_proj",
+                        ),
                     ),
                 )
             ),
@@ -176,9 +180,7 @@ register(
             Tower(
                 name="encoder",
                 container="encoder.layer",
-                parts=whole(
-                    "its feed-forward adds the residual itself", "attention.output.dense", "output.dense"
-                ),
+                parts=whole("its feed-forward adds the residual itself", "attention.output.dense", "output.dense"),
             ),
         ),
     ),
@@ -328,9 +330,7 @@ for name in "wav2vec2 hubert".split():
                 Tower(
                     name="audio",
                     container="encoder.layers",
-                    parts=whole(
-                        POST_NORM, "attention.out_proj", "feed_forward.output_dense", post_norm=True
-                    ),
+                    parts=whole(POST_NORM, "attention.out_proj", "feed_forward.output_dense", post_norm=True),
                 ),
             ),
         ),

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepen import __version__
 from deepen.checkpoint.depth_fields import select
-from deepen.checkpoint.disk import DiskTower, output_tensors
+from deepen.checkpoint.disk import DiskTower, check_tensors, output_tensors
 from deepen.checkpoint.family import Parts, Tower
 from deepen.checkpoint.recipes import Copy, Recipe, Scaled
 from deepen.checkpoint.scaled_columns import ScaledQuery
 from deepen.checkpoint.skeleton import Skeleton, build_config, same_layers
-from deepen.errors import FamilyError, ProgramError, SaveError
+from deepen.errors import CheckpointError, FamilyError, ProgramError, SaveError
 from deepen.program import Blend, Fork, Join, Plan, Record, Run, Visit
 from deepen.program.stored import stored_text
 
@@ -123,7 +123,11 @@ def _baked(ck: Checkpoint, plan: Plan, tower: Tower) -> tuple[tuple[NewLayer, ..
             )
         elif isinstance(op, Blend):
             inside = _visits(ops[stack.pop() : position])
-            if len(inside) != 1 or len(inside[0].parts) != 1 or tower.parts.kind not in ("serial", "single", "parallel"):
+            if (
+                len(inside) != 1
+                or len(inside[0].parts) != 1
+                or tower.parts.kind not in ("serial", "single", "parallel")
+            ):
                 raise SaveError(
                     f"bake: the scale {op.scale} on {_name(inside)} cannot be folded into one matrix; only a scale on "
                     "a single part, such as 3.f[scale=0.5], can. Save without --bake"
@@ -131,7 +135,9 @@ def _baked(ck: Checkpoint, plan: Plan, tower: Tower) -> tuple[tuple[NewLayer, ..
             visit = inside[0]
             parts = factor.setdefault(visit.index, {})
             parts[visit.parts] = parts.get(visit.parts, 1.0) * op.scale
-            notes.append(f"scale {op.scale} of visit {visit.index} is folded into the output of {visit.key}.{visit.parts}")
+            notes.append(
+                f"scale {op.scale} of visit {visit.index} is folded into the output of {visit.key}.{visit.parts}"
+            )
         elif isinstance(op, Record):
             notes.append(f"the mark {op.name!r} is left out: a plain model records nothing")
     for loop in plan.loops:
@@ -140,8 +146,8 @@ def _baked(ck: Checkpoint, plan: Plan, tower: Tower) -> tuple[tuple[NewLayer, ..
     for visit in plan.visits:
         if visit.slot is not None and not visit.writes:
             raise SaveError(
-                f"bake: visit {visit.index} of layer {visit.key} reuses the keys of an earlier turn (kv=first); a plain "
-                "checkpoint computes them anew in each layer. Save without --bake"
+                f"bake: visit {visit.index} of layer {visit.key} reuses the keys of an earlier turn (kv=first); "
+                "a plain checkpoint computes them anew in each layer. Save without --bake"
             )
         factors = dict(factor.get(visit.index, {}))
         missing = [letter for letter in tower.parts.letters if letter not in visit.parts]
@@ -166,7 +172,7 @@ def _name(visits: Sequence[Visit]) -> str:
 
 def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: Form, notes: list[str]) -> Layout:
     """The family's own format; the config is changed with the layers and checked against the class it builds."""
-    config = ck.config
+    config = dict(ck.config)
     for tower in ck.family.towers:
         origins = [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]]
         build = lambda raw: build_config(raw, ck.where)  # noqa: E731
@@ -180,7 +186,28 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
     if not folds:
         for tower in ck.family.towers:
             same_layers(old, new, tower, [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]])
-    return Layout(form, config, tensors_of(ck, layers, folds), dict(layers), tuple(notes))
+    tensors = tensors_of(ck, layers, folds)
+    _check_plain(ck, new, layers, tensors)
+    return Layout(form, config, tensors, dict(layers), tuple(notes))
+
+
+def _check_plain(
+    ck: Checkpoint, new: Skeleton, layers: Mapping[str, Sequence[NewLayer]], tensors: Mapping[str, Recipe]
+) -> None:
+    """Every tensor has the shape that the new config builds; one with a depth axis does not."""
+    towers = {}
+    for name, chosen in layers.items():
+        prefix = ck.disk[name].prefix
+        stems = [f"{prefix}.{index}." for index in range(len(chosen))]
+        towers[name] = DiskTower(
+            prefix,
+            tuple({full[len(stem) :]: full for full in tensors if full.startswith(stem)} for stem in stems),
+        )
+    banks = {name: range(len(chosen)) for name, chosen in layers.items()}
+    try:
+        check_tensors(tensors, new, towers, banks, ck.where)
+    except CheckpointError as error:
+        raise FamilyError(f"the plain format cannot hold the result: {error}") from error
 
 
 def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
@@ -196,9 +223,7 @@ def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "program": text,
         "program_version": PROGRAM_VERSION,
         "deepen_version": __version__,
-        "bank": {
-            name: [ck.banks[name][key.layer] for key in plan.keys] for name, plan in plans.items()
-        },
+        "bank": {name: [ck.banks[name][key.layer] for key in plan.keys] for name, plan in plans.items()},
         "base": copy.deepcopy(dict(ck.config)),
     }
 
@@ -267,6 +292,8 @@ def refuse_attributes(plan: Plan, tower: Tower, family: str) -> None:
             )
         if use.name == "kv" and use.value == "first" and not tower.caches:
             raise FamilyError(f"kv=first needs a cache, and the {tower.name} tower of {family} keeps none")
+        if use.name == "kv" and use.value == "first" and tower.parts.kind == "single":
+            raise FamilyError(f"kv=first shares keys and values between turns, and a layer of {family} has none")
         if use.name == "comb" and use.value not in ("sum", "mean"):
             raise ProgramError(
                 f"comb={use.value} is not executed on checkpoints yet; sum and mean are", plan.text, use.column

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from deepen.checkpoint.depth_fields import live_lists
+from deepen.checkpoint.depth_fields import select_live
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layout import Layout, bank_layers, tensors_of
 from deepen.checkpoint.skeleton import locate
@@ -107,7 +107,9 @@ class Deepened(PreTrainedModel):
         from deepen.checkpoint.save import write_config
 
         super().save_pretrained(save_directory, *args, **kwargs)
-        write_config(Path(save_directory), self.deepen.layout().config, {"dtype": str(self.dtype).removeprefix("torch.")})
+        write_config(
+            Path(save_directory), self.deepen.layout().config, {"dtype": str(self.dtype).removeprefix("torch.")}
+        )
 
 
 @cache
@@ -130,8 +132,7 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
         origins = [bank[visit.key.layer] for visit in visits]
         for attribute in tower.depth_attributes:
             setattr(live, attribute, len(visits))
-        for field, value in live_lists(untouched, origins).items():
-            setattr(live, field, value)
+        select_live(live, untouched, origins)
 
     visits = VisitList(_bank(originals, tower, plan, bank), plan, tower, select)
     setattr(owner, name, visits)
@@ -162,7 +163,7 @@ def load(
     recipes = tensors_of(ck, {name: bank_layers(plan) for name, plan in plans.items()})
     tensors = {name: recipe.compute(ck.source) for name, recipe in recipes.items()}
     with quiet():
-        model, info = deepened(ck.skeleton.model_class).from_pretrained(
+        model, info = deepened(ck.skeleton.model_class).from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             None,
             config=copy.deepcopy(ck.skeleton.config),
             state_dict=tensors,
@@ -214,7 +215,14 @@ def load_tokenizer(ck: Checkpoint) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(ck.folder)
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
 
 
 def _check_loaded(ck: Checkpoint, info: Mapping[str, Any]) -> None:

@@ -107,7 +107,9 @@ def remap_generation(ck: Checkpoint, layout: Layout, settings: dict[str, Any]) -
     if not settings.get("alignment_heads") or "decoder" not in layout.layers:
         return settings
     stored = [layer.stored for layer in layout.layers["decoder"]]
-    heads = [[new, head] for old, head in settings["alignment_heads"] for new, source in enumerate(stored) if source == old]
+    heads = [
+        [new, head] for old, head in settings["alignment_heads"] for new, source in enumerate(stored) if source == old
+    ]
     return {**settings, "alignment_heads": heads}
 
 
@@ -143,7 +145,9 @@ def verify_saved(ck: Checkpoint, folder: Path) -> float:
     inputs = tiny_inputs(memory, tokens=16)
     expected = output_of(memory, inputs)
     if not torch.isfinite(expected).all():
-        raise SaveError(f"{ck.where}: verify: the model in memory gives NaN or Inf; its weights are damaged or overflow")
+        raise SaveError(
+            f"{ck.where}: verify: the model in memory gives NaN or Inf; its weights are damaged or overflow"
+        )
     got = output_of(open_checkpoint(folder).load(dtype="float32"), inputs)
     difference = (got - expected).abs().max().item()
     # Casting to a narrower type moves logits; the saved dtype decides what rounding explains.
@@ -151,7 +155,7 @@ def verify_saved(ck: Checkpoint, folder: Path) -> float:
     allowed = (0.05 if narrow else 1e-4) * max(1.0, expected.abs().max().item())
     if not difference <= allowed:
         raise SaveError(
-            f"verify: the saved checkpoint differs from the model in memory by {difference:.3g} (allowed {allowed:.3g}); "
-            "nothing was saved"
+            f"verify: the saved checkpoint differs from the model in memory by {difference:.3g}, which "
+            f"rounding does not explain (at most {allowed:.3g}); nothing was saved"
         )
     return difference

@@ -41,9 +41,11 @@ def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:
         CheckpointError: transformers refuses the values.
         FamilyError: the config needs code of its own, which is never run.
     """
-    model_type = raw.get("model_type")
+    model_type = str(raw.get("model_type"))
     if "auto_map" in raw and model_type not in CONFIG_MAPPING:
-        raise FamilyError(f"{where}: the model needs code from its own repository (auto_map); deepen never runs such code")
+        raise FamilyError(
+            f"{where}: the model needs code from its own repository (auto_map); deepen never runs such code"
+        )
     if model_type not in CONFIG_MAPPING:
         raise FamilyError(
             f"{where}: transformers {transformers.__version__} does not know the model type {model_type!r}; install a "
@@ -52,7 +54,9 @@ def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return CONFIG_MAPPING[model_type].from_dict(PreTrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))
+            return CONFIG_MAPPING[model_type].from_dict(
+                PreTrainedConfig._decode_special_floats(copy.deepcopy(dict(raw)))
+            )
     except Exception as error:  # transformers raises many types here; the reason is its message
         raise CheckpointError(f"{where}: transformers refuses config.json: {error}") from error
 
@@ -73,8 +77,8 @@ def model_class(raw: Mapping[str, Any], config: PreTrainedConfig, where: str) ->
         else (MODEL_FOR_CAUSAL_LM_MAPPING,)
     )
     for mapping in (*generating, MODEL_MAPPING):
-        if type(config) in mapping:
-            found = mapping[type(config)]
+        found: Any = mapping.get(type(config), None)
+        if found is not None:
             return found[0] if isinstance(found, tuple) else found
     raise FamilyError(f"{where}: config.json names no architecture and {type(config).__name__} has no default one")
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
+from deepen.errors import FamilyError
+
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -74,6 +76,8 @@ class SlotView(DynamicCache):
         return self.cache.get_mask_sizes(query_length, self.slot) if self.cache is not None else (query_length, 0)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        if self.shared is not None:
+            self._recurrent()
         return self.cache is not None and self.cache.has_previous_state(self.slot, state_idx)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
@@ -95,6 +99,8 @@ class SlotView(DynamicCache):
         return self.cache is not None and self.cache.is_recording_past(self.slot)
 
     def _recurrent(self) -> Cache:
+        if self.shared is not None:
+            raise FamilyError("kv=first shares keys and values between turns, and this layer keeps a recurrent state")
         assert self.cache is not None
         return self.cache
 
@@ -142,7 +148,9 @@ def keep_slots(cache: Cache, entries: int, owners: tuple[int, ...]) -> None:
         owners: for each slot the visit that owns it.
     """
     for each in (
-        (cache.self_attention_cache, cache.cross_attention_cache) if isinstance(cache, EncoderDecoderCache) else (cache,)
+        (cache.self_attention_cache, cache.cross_attention_cache)
+        if isinstance(cache, EncoderDecoderCache)
+        else (cache,)
     ):
         if len(each.layers) == entries != len(owners):
             each.layers = [each.layers[owner] for owner in owners]

@@ -32,7 +32,15 @@ COMMON: Mapping[str, Any] = {
 SLIDING = {"sliding_window": 8}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 3, **SLIDING}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-GPT = {"n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64, "vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+GPT = {
+    "n_embd": 32,
+    "n_layer": 6,
+    "n_head": 4,
+    "n_positions": 64,
+    "vocab_size": 96,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 SEQ2SEQ = {
     "vocab_size": 96,
     "d_model": 32,
@@ -90,7 +98,9 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
             "bos_token_id": 1, "eos_token_id": 2,
         }
     },
-    "bloom": {"only": {"vocab_size": 96, "hidden_size": 32, "n_layer": 6, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}},
+    "bloom": {
+        "only": {"vocab_size": 96, "hidden_size": 32, "n_layer": 6, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+    },
     "falcon": {
         "only": {
             "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "num_kv_heads": 2,
@@ -109,12 +119,17 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
                             "max_position_embeddings": 64}},
     "electra": {"embedding_size": 32},
     "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
-    "modernbert": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2, "local_attention": 8,
-                   "cls_token_id": 1, "sep_token_id": 2},
+    "modernbert": {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2, "local_attention": 8,
+        "cls_token_id": 1, "sep_token_id": 2,
+    },
     "esm": {"position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": False},
     "t5": {"only": T5},
     "mt5": {"only": T5},
-    **{name: {"only": SEQ2SEQ} for name in ("bart", "marian", "blenderbot-small", "pegasus", "mbart", "m2m_100", "blenderbot")},
+    **{
+        name: {"only": SEQ2SEQ}
+        for name in ("bart", "marian", "blenderbot-small", "pegasus", "mbart", "m2m_100", "blenderbot")
+    },
     "whisper": {
         "only": {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64,
                  "suppress_tokens": None, "begin_suppress_tokens": None},

@@ -1,10 +1,10 @@
-"""A layer list that runs a tape: its children are the bank, its iteration is the visits.
+r"""A layer list that runs a tape: its children are the bank, its iteration is the visits.
 
     for layer in self.layers: x = layer(x, ...)      the forward of a Hugging Face model, unchanged
                      |
                      v
     entry 0   entry 1   entry 2 ...                  one per visit, in execution order
-       \\        /         |
+       \        /         |
         bank layer 0     bank layer 1                the children: original parameter names, stored once
 
 An entry does the fork, join, scale and marks of the tape around its visit, shows its layer the visit's slot of the
@@ -119,6 +119,9 @@ class VisitList(nn.ModuleList):
 
     def __getitem__(self, index: int | slice) -> Any:
         return list(self.entries[index]) if isinstance(index, slice) else self.entries[index]
+
+    def __repr__(self) -> str:
+        return f"VisitList({len(self.entries)} visits of {len(self._modules)} layers)"
 
     def begin(self, cache: Cache | None) -> None:
         """Opens a pass; a fresh cache is brought to one layer a slot, a cache of other loop counts is refused."""
@@ -268,7 +271,7 @@ def part_module(layer: nn.Module, parts: Parts, letter: str) -> str:
     return next(name for name in names if name in layer._modules)
 
 
-def _returns_pair(module: nn.Module | None) -> bool:
+def _returns_pair(module: Any) -> bool:
     """Whether a part returns (output, weights), read from its annotation, as all transformers mixers state it."""
     annotation = str(inspect.signature(type(module).forward).return_annotation)
     return annotation.startswith(("tuple", "typing.Tuple", "Tuple"))

@@ -1,4 +1,4 @@
-"""The reference that the parity suite compares with: the original model with its layers copied out by hand.
+"""The reference that deepen is compared with: the original model with its layers copied out by hand.
 
 Written without deepen's runtime: every layer is deep-copied into a longer or shorter plain list, numbered anew, and the
 per-layer lists of the config are selected. Nothing is shared, so every visit has its own parameters and cache entry.
@@ -7,7 +7,9 @@ per-layer lists of the config are selected. Nothing is shared, so every visit ha
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,15 +18,18 @@ from transformers import PreTrainedModel
 INDEX_NAMES = ("layer_idx", "layer_id", "layer_number")
 
 
-def containers(model: nn.Module, ends: str) -> str:
+def container_path(model: nn.Module, ends: str) -> str:
+    """The module path of the outermost list whose path ends with `ends`."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     return min((name for name in names if name == ends or name.endswith("." + ends)), key=len)
 
 
-def unrolled(model: PreTrainedModel, container: str, order: Sequence[int], depth_names: Sequence[str]) -> PreTrainedModel:
+def unrolled(
+    model: PreTrainedModel, container: str, order: Sequence[int], depth_names: Sequence[str]
+) -> PreTrainedModel:
     """A deep copy of `model` whose list `container` holds copies of the layers `order`."""
     result = copy.deepcopy(model)
-    path = containers(result, container)
+    path = container_path(result, container)
     owner_path, _, name = path.rpartition(".")
     owner = result.get_submodule(owner_path)
     old = getattr(owner, name)
@@ -37,18 +42,20 @@ def unrolled(model: PreTrainedModel, container: str, order: Sequence[int], depth
     _move_relative_bias(old, layers)
     setattr(owner, name, layers)
     config = getattr(owner, "config", result.config)
-    depth = len(old)
-    for key, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == depth and key in (
-            "layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers", "layers_block_type"
-        ):  # fmt: skip
-            setattr(config, key, [value[index] for index in order])
+    for key in ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers", "layers_block_type"):
+        value = getattr(config, key, None)
+        if isinstance(value, list) and len(value) == len(old):
+            chosen = [value[index] for index in order]
+            if isinstance(getattr(type(config), key, None), property):
+                config.__class__ = type("Selected", (type(config),), {key: chosen})  # pyright: ignore[reportAttributeAccessIssue]
+            else:
+                setattr(config, key, chosen)
     for key in depth_names:
         setattr(config, key, len(order))
     return result
 
 
-def _move_relative_bias(old: nn.ModuleList, new: nn.ModuleList) -> None:
+def _move_relative_bias(old: Any, new: Any) -> None:
     """T5: the first block, whichever it is, computes the bias that the others reuse."""
     first = getattr(old[0], "layer", None)
     if first is None or not hasattr(first[0], "SelfAttention"):
@@ -79,7 +86,6 @@ def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], prefil
 
 
 def _cache_name(model: PreTrainedModel) -> str:
-    import inspect
-
+    """What the model's forward calls its cache."""
     names = inspect.signature(type(model).forward).parameters
     return next(name for name in ("cache", "past_key_values", "cache_params") if name in names)

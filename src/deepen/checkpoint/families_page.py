@@ -1,0 +1,59 @@
+"""Writes docs/families.md from the verdicts on every family: `python -m deepen.checkpoint.families_page [FILE]`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import transformers
+
+from deepen.checkpoint import families as _table  # noqa: F401
+from deepen.checkpoint.atomic import atomic_file
+from deepen.checkpoint.examine import CHECKS, examine, page_refusals, page_rows
+from deepen.checkpoint.family import FAMILIES
+from deepen.checkpoint.open import TESTED
+
+HEAD = """# Families
+
+Made by `python -m deepen.checkpoint.families_page`; do not edit. Each row is a tiny random model of transformers
+{version} (6 layers, or 4 and 3 for two towers; weights of standard deviation 0.3; windows of 8 tokens on 14) and every
+operation on it:
+
+- **identity**: the program that visits each layer once is bit-equal to the original;
+- **drop**, **reorder**, **repeat**, **copy**: equal to a model whose layers were copied out and renumbered by hand;
+- **zero**: inserting `!zero` copies leaves the outputs unchanged;
+- **parts**: `1.a 1.f` (serial) or `{{1.a|1.f}}` (parallel) is layer 1;
+- **group**: `{{1|_}}` is 1, `{{1|2}}` is `{{2|1}}`, `scale=0` is a drop;
+- **save**: a drop and a loop, saved, opened again and, in the plain form, loaded by transformers alone without a
+  missing, unexpected or mismatched key;
+- **bake**: the loop written out as plain layers, loaded by transformers alone;
+- **cache**: step by step with the cache equals one uncached pass, reversed and looped;
+- **kv=first**: later turns reuse the keys of the first; cached equals uncached.
+
+`refused` says so with a reason, below the table; `-` does not apply. Nothing is wrong: the suite fails otherwise.
+Tested range of transformers: {low} to below {high}. A type that is not here is refused.
+
+"""
+
+
+def page() -> str:
+    """The page as text."""
+    low, high = (".".join(map(str, bound)) for bound in TESTED)
+    rows, refusals = [], []
+    for model_type in sorted(FAMILIES):
+        with tempfile.TemporaryDirectory() as folder:
+            verdicts = examine(model_type, Path(folder))
+        rows += page_rows(model_type, verdicts)
+        refusals += page_refusals(model_type, verdicts)
+        print(f"{model_type}: {len(verdicts)} verdicts", file=sys.stderr)
+    head = HEAD.format(version=transformers.__version__, low=low, high=high)
+    columns = ["type", "tower", *CHECKS]
+    table = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *rows]
+    return head + "\n".join([*table, "", "## Refusals", "", *refusals]) + "\n"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/families.md")
+    with atomic_file(target) as file:
+        file.write(page())
