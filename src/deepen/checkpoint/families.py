@@ -303,7 +303,7 @@ register(
                 container="encoder.layer",
                 parts=Parts(
                     mixer=("attention",),
-                    outputs=outputs("attention.o_proj", ("mlp.fc2", "mlp.weights_out")),
+                    outputs=outputs(("attention.o_proj", "attention.output.dense"), ("mlp.fc2", "mlp.weights_out")),
                 ),
             ),
         ),

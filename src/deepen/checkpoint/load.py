@@ -177,6 +177,8 @@ def load(
         model.generation_config = generation_config(ck, model)
         if not any(plan.slots for name, plan in plans.items() if ck.family.tower(name).caches):
             model.generation_config.use_cache = False
+    # What other libraries show and look up as the model's origin.
+    model.name_or_path = model.config._name_or_path = ck.where
     return model.to(device).eval()
 
 
