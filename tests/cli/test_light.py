@@ -7,7 +7,7 @@ import sys
 
 from deepen.cli import COMMANDS
 
-HEAVY = ("torch", "transformers", "numpy", "matplotlib", "jinja2", "safetensors")
+HEAVY = ("deepen.program", "torch", "transformers", "numpy", "matplotlib", "jinja2", "safetensors")
 
 SCRIPT = f"""
 import sys

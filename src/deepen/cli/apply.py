@@ -18,7 +18,6 @@ from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, pairs, print_json, program_text, runs, size
 from deepen.cli.progress import progress
 from deepen.errors import UsageError
-from deepen.program import read_program
 
 if TYPE_CHECKING:
     from deepen.checkpoint.changes import Changes
@@ -51,6 +50,8 @@ def apply(
     program
         Such as '0-3 (4-7)*2 8-11', or @FILE.
     """
+    from deepen.program import read_program
+
     if not output and not dry_run:
         raise UsageError("apply writes a folder: name it with -o DIR, or ask for --dry-run")
     shard = shard_bytes(max_shard_size)

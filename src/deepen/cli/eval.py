@@ -14,7 +14,6 @@ from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, note, print_json, program_text, table
 from deepen.cli.progress import progress
 from deepen.cli.show import identity
-from deepen.program import read_program
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -57,6 +56,8 @@ def evaluate(
     programs
         Programs to compare; the model's own when none is given.
     """
+    from deepen.program import read_program
+
     text = read_text(data)
     reading = Reading(text, context, tokens, batch, common.torch_device(), common.torch_dtype())
     checkpoint = deepen.open(model)

@@ -13,7 +13,6 @@ from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import note, print_json, program_text
 from deepen.errors import FamilyError, UsageError
 from deepen.probe.windows import require_context
-from deepen.program import read_program
 
 if TYPE_CHECKING:
     from deepen.checkpoint.load import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,6 +40,8 @@ def run(
     program
         Such as '0-3 (4-7)*2 8-11', or @FILE.
     """
+    from deepen.program import read_program
+
     if tokens < 1:
         raise UsageError(f"--tokens {tokens}: expected at least 1")
     if not temperature >= 0:

@@ -12,7 +12,6 @@ import deepen
 from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, pairs, print_json, program_text, ratio, runs, size
 from deepen.errors import DeepenError, UsageError
-from deepen.program import Program, read_program
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -39,6 +38,8 @@ def show(
     program
         Such as '0-3 (4-7)*2 8-11', or @FILE; the model's own when none is given.
     """
+    from deepen.program import read_program
+
     if context < 1:
         raise UsageError(f"--context {context}: expected at least 1")
     opened = deepen.open(model)
@@ -53,6 +54,8 @@ def show(
 
 def identity(checkpoint: Checkpoint) -> str:
     """The program that visits every layer of every tower once."""
+    from deepen.program import Program
+
     return " ".join(f"{name}: {Program.identity(depth)}" for name, depth in checkpoint.depth.items())
 
 
