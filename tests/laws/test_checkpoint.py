@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 import deepen
 from deepen.checkpoint.checkpoint import Checkpoint
-from deepen.checkpoint.family import FAMILIES, Family
+from deepen.checkpoint.family import Family, known_families
 from deepen.checkpoint.layer_cost import layer_costs
 from deepen.checkpoint.reference import step_by_step
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
@@ -39,7 +39,7 @@ class Case:
         self.name = name
         self.model = tiny_checkpoint(folder, name)
         self.checkpoint: Checkpoint = deepen.open(folder)
-        self.family: Family = FAMILIES[name]
+        self.family: Family = known_families()[name]
         self.tower = self.family.towers[-1]
         self.inputs = tiny_inputs(self.model, tokens=16)
         self.depth = self.checkpoint.depth[self.tower.name]

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from deepen.checkpoint.checkpoint import Checkpoint
-from deepen.checkpoint.family import FAMILIES, Tower
+from deepen.checkpoint.family import Tower, known_families
 from deepen.checkpoint.load import quiet
 from deepen.checkpoint.open import open_checkpoint
 from deepen.checkpoint.reference import step_by_step, unrolled
@@ -65,7 +65,7 @@ def examine(model_type: str, folder: Path, **changes: Any) -> list[Verdict]:
         model = tiny_checkpoint(folder / "original", model_type, **changes)
         inputs = tiny_inputs(model, tokens=14)
         subject = Subject(model, open_checkpoint(folder / "original"), inputs, output_of(model, inputs), folder)
-        return [verdict for tower in FAMILIES[model_type].towers for verdict in _examine_tower(subject, tower)]
+        return [verdict for tower in known_families()[model_type].towers for verdict in _examine_tower(subject, tower)]
 
 
 def _examine_tower(subject: Subject, tower: Tower) -> Iterator[Verdict]:

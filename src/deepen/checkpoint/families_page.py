@@ -8,10 +8,9 @@ from pathlib import Path
 
 import transformers
 
-from deepen.checkpoint import families as _table  # noqa: F401
 from deepen.checkpoint.atomic import atomic_file
 from deepen.checkpoint.examine import CHECKS, examine, page_refusals, page_rows
-from deepen.checkpoint.family import FAMILIES
+from deepen.checkpoint.family import known_families
 from deepen.checkpoint.open import TESTED
 
 HEAD = """# Families
@@ -41,7 +40,7 @@ def page() -> str:
     """The page as text."""
     low, high = (".".join(map(str, bound)) for bound in TESTED)
     rows, refusals = [], []
-    for model_type in sorted(FAMILIES):
+    for model_type in sorted(known_families()):
         with tempfile.TemporaryDirectory() as folder:
             verdicts = examine(model_type, Path(folder))
         rows += page_rows(model_type, verdicts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from deepen.errors import FamilyError, nearest
 
@@ -77,11 +77,18 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A model type and its towers; `refused` names programs features that its forward cannot express."""
+    """A model type.
+
+    Attributes:
+        model_type: as in config.json.
+        towers: its layer lists.
+        tiny: config values of the tiny model that the parity suite builds.
+        folds_index: config switches that divide by the layer number, to the fused projection whose query takes it up.
+    """
 
     model_type: str
     towers: tuple[Tower, ...]
-    fields: Mapping[str, str] = field(default_factory=dict)
+    tiny: Mapping[str, Any]
     folds_index: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -127,21 +134,27 @@ def register(*families: Family) -> None:
         FAMILIES[family.model_type] = family
 
 
+def known_families() -> Mapping[str, Family]:
+    """Every registered family, the table included."""
+    from deepen.checkpoint import families as _table  # noqa: F401  (importing registers)
+
+    return FAMILIES
+
+
 def family_of(config: Mapping[str, object], where: str) -> Family:
     """The family of a config.json.
 
     Raises:
         FamilyError: the config names no model type, or one that deepen does not know.
     """
-    from deepen.checkpoint import families as _table  # noqa: F401  (registers the table)
-
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise FamilyError(f"{where}: config.json has no model_type; expected one such as 'llama'")
-    if model_type not in FAMILIES:
+    known = known_families()
+    if model_type not in known:
         raise FamilyError(
-            f"{where}: deepen does not know the family {model_type!r}{nearest(model_type, FAMILIES)}. Unknown families "
-            f"are refused, never guessed; `deepen families` lists the {len(FAMILIES)} known ones and CONTRIBUTING.md "
-            "shows how to add one"
+            f"{where}: deepen does not know the family {model_type!r}{nearest(model_type, known)}. Unknown families "
+            f"are refused, never guessed; `deepen families` lists the {len(known)} known ones and CONTRIBUTING.md shows "
+            "how to add one"
         )
-    return FAMILIES[model_type]
+    return known[model_type]
