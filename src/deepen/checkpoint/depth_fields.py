@@ -15,7 +15,29 @@ from deepen.checkpoint.family import Family, Tower
 from deepen.errors import CheckpointError, FamilyError
 
 # One entry per layer.
-LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attention_layers")
+LISTS = (
+    "layer_types",
+    "mlp_layer_types",
+    "layers_block_type",
+    "no_rope_layers",
+    "attention_layers",
+    "indexer_types",
+    "attention_window",
+    "activation_sparsity_pattern",
+    "num_attention_heads_per_layer",
+    "num_key_value_heads_per_layer",
+)
+# Numbers of the layers that are of a special kind.
+INDEXES = (
+    "cross_attention_layers",
+    "hybrid_layer_ids",
+    "deepstack_visual_indexes",
+    "fullatt_block_indexes",
+    "full_attn_idxs",
+    "global_attn_indexes",
+    "attn_layer_indices",
+    "moe_layers",
+)
 # Derived by the config class from the depth and from the fields above; they carry no choice of their own.
 DERIVED = ("stage_names", "out_features", "out_indices")
 # Read only to derive a list above; inert once that list is written out.
@@ -25,32 +47,46 @@ PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "
 
 
 def scope(config: dict[str, Any], tower: Tower) -> dict[str, Any]:
-    """The (nested) config dictionary that holds the tower's depth."""
+    """The (nested) config dictionary that holds the tower's depth; made where the file leaves it out."""
     for name in tower.depth.split(".")[:-1]:
-        config = config[name]
+        config = config.setdefault(name, {})
     return config
 
 
-def depth_key(config_class: type, config: Mapping[str, Any], tower: Tower, where: str) -> str:
-    """The name under which `config` itself states the tower's depth (`n_layer`, `num_hidden_layers` ...).
+def scope_object(config: Any, tower: Tower) -> Any:
+    """The (nested) config object that holds the tower's depth."""
+    for name in tower.depth.split(".")[:-1]:
+        config = getattr(config, name)
+    return config
+
+
+def stated_depth(config: Any, raw: Mapping[str, Any], tower: Tower, where: str) -> tuple[str, int]:
+    """The name under which config.json states the tower's depth (`n_layer`, `num_hidden_layers` ...), and the depth.
+
+    A nested config may leave the key out, since files of multimodal models state only what differs from the class;
+    the number of layers in the files is checked against it all the same.
 
     Raises:
         CheckpointError: no such key, or its value is not a positive integer; a default is never assumed.
     """
+    inner, built = scope(copy.deepcopy(dict(raw)), tower), scope_object(config, tower)
     leaf = tower.depth.rsplit(".", 1)[-1]
-    aliases = getattr(config_class, "attribute_map", {})
+    aliases = getattr(type(built), "attribute_map", {})
     canonical = aliases.get(leaf, leaf)
     names = [leaf, canonical, *(alias for alias, target in aliases.items() if target == canonical)]
-    for name in dict.fromkeys(names):
-        if name in config:
-            depth = config[name]
-            if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-                raise CheckpointError(f"{where}: config.json says {name} = {depth!r}; expected a positive integer")
-            return name
-    raise CheckpointError(
-        f"{where}: config.json does not say how many layers the {tower.name} tower has; expected the key "
-        f"{tower.depth!r}. Add it: a default depth would be a guess"
-    )
+    name = next((name for name in dict.fromkeys(names) if name in inner), None)
+    if name is None and "." in tower.depth:
+        name = canonical
+        inner[name] = getattr(built, canonical)
+    if name is None:
+        raise CheckpointError(
+            f"{where}: config.json does not say how many layers the {tower.name} tower has; expected the key "
+            f"{tower.depth!r}. Add it: a default depth would be a guess"
+        )
+    depth = inner[name]
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise CheckpointError(f"{where}: config.json says {name} = {depth!r}; expected a positive integer")
+    return name, depth
 
 
 def select(
@@ -74,13 +110,13 @@ def select(
     Raises:
         FamilyError: the family's config cannot express the result; the message names the field.
     """
-    before = scope(build(copy.deepcopy(dict(raw))).to_dict(), tower)
+    built = build(copy.deepcopy(dict(raw)))
+    key, depth = stated_depth(built, raw, tower, where)
     new = copy.deepcopy(dict(raw))
-    inner = scope(new, tower)
-    key = depth_key(type(build(copy.deepcopy(dict(raw)))), inner, tower, where)
-    depth = inner[key]
     if list(origins) == list(range(depth)):
         return new
+    before, original = scope(built.to_dict(), tower), scope_object(built, tower)
+    inner = scope(new, tower)
     inner[key] = len(origins)
     for name in DERIVED:
         inner.pop(name, None)
@@ -93,12 +129,18 @@ def select(
                     f"{where}: config.json has {len(value)} entries in {name} for {depth} layers; expected one a layer"
                 )
             wanted[name] = [value[origin] for origin in origins]
-    inner.update({name: value for name, value in wanted.items() if not _is_property(build, raw, name)})
+    for name in INDEXES:
+        if isinstance(before.get(name), list):
+            wanted[name] = renumbered(before[name], origins)
+    inner.update({name: value for name, value in wanted.items() if not is_computed(original, name)})
     if "attention_types" in before and "attention_layers" in wanted:
         inner["attention_types"] = [[[kind], 1] for kind in wanted["attention_layers"]]
     _renumber_dense(before, inner, origins)
     _recount_prefix(before, inner, origins, where)
     _solve_periods(before, inner, origins, where)
+    for field, fed in family.features.items():
+        if fed == tower.name:
+            set_feature(new, built, field, depth, origins, where)
     _refuse_unknown(raw, build, tower, key, depth, where)
     after = scope(build(copy.deepcopy(new)).to_dict(), tower)
     for name, value in wanted.items():
@@ -107,31 +149,74 @@ def select(
     return new
 
 
-def select_live(live: Any, original: Any, origins: Sequence[int]) -> None:
+def renumbered(indexes: Sequence[int], origins: Sequence[int]) -> list[int]:
+    """The new numbers of the layers that `indexes` names."""
+    return [new for new, origin in enumerate(origins) if origin in indexes]
+
+
+def set_feature(new: dict[str, Any], built: Any, field: str, depth: int, origins: Sequence[int], where: str) -> None:
+    """Rewrites a field that says after which layer of a tower another part of the model reads its stream.
+
+    Raises:
+        FamilyError: the layer it reads after is not executed exactly once any more.
+    """
+    value = getattr(built, field, None)
+    if value is None:
+        return
+    many = isinstance(value, (list, tuple))
+    moved = [feature(index, depth, origins, field, where) for index in (value if many else [value])]
+    new[field] = moved if many else moved[0]
+
+
+def feature(index: int, depth: int, origins: Sequence[int], field: str, where: str) -> int:
+    """Where the stream after layer `index - 1` is found after a change; a negative index counts from the end.
+
+    Index 0 is the stream before the first layer and -1 the end of the tower, whatever its layers.
+
+    Raises:
+        FamilyError: that layer is dropped or executed more than once.
+    """
+    if index in (0, -1):
+        return index
+    layer = (index if index > 0 else depth + 1 + index) - 1
+    places = [new for new, origin in enumerate(origins) if origin == layer]
+    if len(places) != 1:
+        raise FamilyError(
+            f"{where}: {field} = {index} reads the stream after layer {layer}, which the program executes "
+            f"{len(places)} times; execute it once"
+        )
+    return places[0] + 1 if index > 0 else places[0] - len(origins)
+
+
+def is_computed(config: Any, name: str) -> bool:
+    """Whether the config class computes the field, so that it cannot be set."""
+    return isinstance(getattr(type(config), name, None), property)
+
+
+def select_live(live: Any, original: Any, origins: Sequence[int]) -> dict[str, list[Any]]:
     """Sets the per-layer lists of a running model's config to those of its visits.
 
     Args:
         live: the config object that the model reads; a list that its class computes is set through a subclass.
         original: the same config before any change.
         origins: the layer of the original model that each visit runs.
+
+    Returns:
+        What was set, by name.
     """
-    computed: dict[str, list[Any]] = {}
-    for name in LISTS:
+    selected: dict[str, list[Any]] = {}
+    for name in (*LISTS, *INDEXES):
         value = getattr(original, name, None)
-        if isinstance(value, list) and value:
-            selected = [value[origin] for origin in origins]
-            if isinstance(getattr(type(original), name, None), property):
-                computed[name] = selected
-            else:
-                setattr(live, name, selected)
+        if isinstance(value, list) and (value or name in INDEXES):
+            selected[name] = renumbered(value, origins) if name in INDEXES else [value[origin] for origin in origins]
+    computed = {name: value for name, value in selected.items() if is_computed(original, name)}
+    for name in selected.keys() - computed.keys():
+        setattr(live, name, selected[name])
     if computed:
         # The class attribute, not the instance, is what a computed list is read from.
         base = type(original)
         live.__class__ = type(base.__name__, (base,), {"__module__": base.__module__, **computed})
-
-
-def _is_property(build: Callable[[dict[str, Any]], Any], raw: Mapping[str, Any], name: str) -> bool:
-    return isinstance(getattr(type(build(copy.deepcopy(dict(raw)))), name, None), property)
+    return selected
 
 
 def _renumber_dense(before: dict[str, Any], inner: dict[str, Any], origins: Sequence[int]) -> None:
@@ -186,18 +271,27 @@ def _refuse_unknown(
     raw: Mapping[str, Any], build: Callable[[dict[str, Any]], Any], tower: Tower, key: str, depth: int, where: str
 ) -> None:
     """Refuses fields that the config class derives from the depth and that no rule above covers."""
-    known = {*LISTS, *DERIVED, *SUPERSEDED, "attention_types", "per_layer_config", tower.depth.rsplit(".", 1)[-1], key}
+    known = {
+        *LISTS,
+        *INDEXES,
+        *DERIVED,
+        *SUPERSEDED,
+        "attention_types",
+        "per_layer_config",
+        tower.depth.rsplit(".", 1)[-1],
+        key,
+    }
     variants = []
     for count in (depth, depth + 1):
         variant = copy.deepcopy(dict(raw))
         inner = scope(variant, tower)
         inner[key] = count
-        for name in (*LISTS, *DERIVED, "attention_types"):
+        for name in (*LISTS, *INDEXES, *DERIVED, "attention_types"):
             inner.pop(name, None)
         if "attention_types" in raw:
             inner["attention_types"] = [[["global"], count]]
         variants.append(scope(build(variant).to_dict(), tower))
-    aliases = getattr(type(build(copy.deepcopy(dict(raw)))), "attribute_map", {})
+    aliases = getattr(type(scope_object(build(copy.deepcopy(dict(raw))), tower)), "attribute_map", {})
     known |= {alias for alias, target in aliases.items() if target in known} | {
         aliases.get(name, name) for name in known
     }
@@ -207,7 +301,7 @@ def _refuse_unknown(
     unknown = [name for name in changed if name not in known]
     suspicious = [
         name
-        for name, value in scope(dict(raw), tower).items()
+        for name, value in scope(copy.deepcopy(dict(raw)), tower).items()
         if name not in known and name.endswith(("_layers", "_layer_types", "_per_layer", "layers_block_type"))
         and isinstance(value, list) and len(value) == depth
     ]  # fmt: skip

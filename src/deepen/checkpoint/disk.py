@@ -40,10 +40,8 @@ def read_towers(source: Source, skeleton: Skeleton, depths: Mapping[str, int], w
 def _read_tower(source: Source, skeleton: Skeleton, tower: Tower, depth: int, where: str) -> DiskTower:
     path = skeleton.container(tower)
     base = skeleton.model_class.base_model_prefix
-    if tower.on_disk:
-        path = path.removesuffix(tower.container) + tower.on_disk
     parts = path.split(".")
-    prefixes = [f"{base}.{path}", *(".".join(parts[start:]) for start in range(len(parts)))]
+    prefixes = [*tower.on_disk, f"{base}.{path}", *(".".join(parts[start:]) for start in range(len(parts)))]
     for prefix in prefixes:
         pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.+)")
         layers: dict[int, dict[str, str]] = {}

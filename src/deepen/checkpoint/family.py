@@ -8,7 +8,7 @@ depth are known by name in `depth_fields`; everything a family declares is check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,7 +58,7 @@ class Tower:
         parts: how its layers divide.
         first: parameters, relative to a layer, that only the first layer executed may own (T5's relative bias).
         live: attributes of the config object that the running tower reads as its depth.
-        on_disk: the container as files name it, where transformers renames it on loading.
+        on_disk: full prefixes of the layers as files name them, where transformers renames them on loading.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Tower:
     parts: Parts = Parts()
     first: tuple[str, ...] = ()
     live: tuple[str, ...] = ()
-    on_disk: str = ""
+    on_disk: tuple[str, ...] = ()
 
     @property
     def depth_attributes(self) -> tuple[str, ...]:
@@ -83,12 +83,16 @@ class Family:
         model_type: as in config.json.
         towers: its layer lists.
         tiny: config values of the tiny model that the parity suite builds.
+        features: config fields that name a layer of a tower whose stream another part reads, to that tower.
+        inputs: makes inputs for the tiny model, where the usual ones do not do.
         folds_index: config switches that divide by the layer number, to the fused projection whose query takes it up.
     """
 
     model_type: str
     towers: tuple[Tower, ...]
     tiny: Mapping[str, Any]
+    features: Mapping[str, str] = field(default_factory=dict)
+    inputs: Callable[[Any, int], dict[str, Any]] | None = None
     folds_index: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -154,7 +158,7 @@ def family_of(config: Mapping[str, object], where: str) -> Family:
     if model_type not in known:
         raise FamilyError(
             f"{where}: deepen does not know the family {model_type!r}{nearest(model_type, known)}. Unknown families "
-            f"are refused, never guessed; `deepen families` lists the {len(known)} known ones and CONTRIBUTING.md shows "
+            f"are refused, never guessed; `deepen families` lists the {len(known)} known ones, CONTRIBUTING.md shows "
             "how to add one"
         )
     return known[model_type]

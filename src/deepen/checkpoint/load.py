@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from deepen.checkpoint.depth_fields import select_live
+from deepen.checkpoint.depth_fields import select_live, set_feature
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layout import Layout, bank_layers, tensors_of
 from deepen.checkpoint.skeleton import locate
@@ -132,7 +132,16 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
         origins = [bank[visit.key.layer] for visit in visits]
         for attribute in tower.depth_attributes:
             setattr(live, attribute, len(visits))
-        select_live(live, untouched, origins)
+        for field, value in select_live(live, untouched, origins).items():
+            # Some models copy the list when they are built.
+            if vars(owner).get(field) == getattr(untouched, field):
+                setattr(owner, field, value)
+        for field, fed in ck.family.features.items():
+            if fed == tower.name:
+                moved: dict[str, Any] = {}
+                set_feature(moved, ck.skeleton.config, field, ck.skeleton.depth(tower), origins, ck.where)
+                for name, index in moved.items():
+                    setattr(model.config, name, index)
 
     visits = VisitList(_bank(originals, tower, plan, bank), plan, tower, select)
     setattr(owner, name, visits)

@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 
 from deepen.checkpoint.checkpoint import Checkpoint
-from deepen.checkpoint.depth_fields import depth_key, scope
+from deepen.checkpoint.depth_fields import stated_depth
 from deepen.checkpoint.family import Family, family_of
 from deepen.checkpoint.layout import NATIVE_TYPE, PROGRAM_VERSION
 from deepen.checkpoint.skeleton import build_config
@@ -116,12 +116,8 @@ def _identity(banks: Mapping[str, tuple[int, ...]]) -> Program:
 
 def depths(family: Family, raw: Mapping[str, Any], where: str) -> dict[str, int]:
     """The depth of each tower as config.json states it."""
-    config_class = type(build_config(raw, where))
-    found = {}
-    for tower in family.towers:
-        inner = scope(dict(raw), tower)
-        found[tower.name] = inner[depth_key(config_class, inner, tower, where)]
-    return found
+    config = build_config(raw, where)
+    return {tower.name: stated_depth(config, raw, tower, where)[1] for tower in family.towers}
 
 
 def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Source) -> Checkpoint:

@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
-from deepen.checkpoint.depth_fields import LISTS, depth_key, scope
+from deepen.checkpoint.depth_fields import LISTS, stated_depth
 from deepen.checkpoint.family import Family, Tower
 from deepen.errors import CheckpointError, FamilyError
 
@@ -126,8 +126,7 @@ class Skeleton:
         return found
 
     def depth(self, tower: Tower) -> int:
-        inner = scope(dict(self.raw), tower)
-        return inner[depth_key(type(self.config), inner, tower, self.where)]
+        return stated_depth(self.config, self.raw, tower, self.where)[1]
 
 
 def locate(model: nn.Module, tower: Tower, depth: int, where: str) -> str:

@@ -47,6 +47,10 @@ def tiny_inputs(model: PreTrainedModel, tokens: int = 24, batch: int = 2, seed: 
     """Inputs that the model takes: token ids, pixels, or sound, and decoder ids for an encoder-decoder."""
     generator = torch.Generator("cpu").manual_seed(seed)
     config = model.config
+    family = known_families().get(config.model_type)
+    if family is not None and family.inputs is not None:
+        torch.manual_seed(seed)
+        return family.inputs(config, tokens)
     main = model.main_input_name
     if main == "pixel_values":
         return {main: torch.randn(batch, 3, config.image_size, config.image_size, generator=generator)}

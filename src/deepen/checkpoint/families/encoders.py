@@ -41,7 +41,9 @@ register(
                 parts=whole(POST_NORM, "attention.out_lin", "ffn.lin2", post_norm=True),
             ),
         ),
-        tiny={"vocab_size": 96, "dim": 32, "n_layers": 6, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+        tiny={
+            "vocab_size": 96, "dim": 32, "n_layers": 6, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64,
+        },
     ),
     Family(
         model_type="modernbert",

@@ -19,7 +19,7 @@ for name in "vit deit".split():
                 Tower(
                     name="vision",
                     container="layers",
-                    on_disk="encoder.layer",
+                    on_disk=(f"{name}.encoder.layer", "encoder.layer"),
                     parts=Parts(
                         mixer=("attention",),
                         outputs=outputs(("attention.o_proj", "attention.output.dense"), ("mlp.fc2", "output.dense")),

@@ -24,7 +24,11 @@ register(
                     feed_forward=("feed_forward",),
                     outputs=outputs(
                         ("self_attn.o_proj", "mamba.out_proj"),
-                        ("feed_forward.down_proj", "feed_forward.experts.down_proj", "feed_forward.experts.*.down_proj"),
+                        (
+                            "feed_forward.down_proj",
+                            "feed_forward.experts.down_proj",
+                            "feed_forward.experts.*.down_proj",
+                        ),
                     ),
                 )
             ),
