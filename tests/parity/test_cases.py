@@ -65,6 +65,20 @@ def test_t2_shared_repeats_have_a_slot_each(tmp_path: Path, model_type: str) -> 
     assert close(step_by_step(model, inputs, 9), output_of(model, inputs), 1e-4)
 
 
+@pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
+def test_t2_looped_decoders_generate(tmp_path: Path, model_type: str) -> None:
+    model, checkpoint, inputs = made(tmp_path, model_type)
+    tower = checkpoint.family.towers[1]
+    by_hand = unrolled(model, tower.container, [0, 1, 0, 1, 2], tower.depth_attributes)
+    # transformers sizes the cache of T5 by the depth of its encoder.
+    setattr(by_hand.config, "num_layers" if model_type == "t5" else tower.depth, 5)
+    given = {name: value for name, value in inputs.items() if name != "decoder_input_ids"}
+    arguments = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    with quiet():
+        expected = by_hand.generate(**given, **arguments)
+        assert torch.equal(checkpoint.apply("decoder: (0-1)*2 2").load().generate(**given, **arguments), expected)
+
+
 @pytest.mark.parametrize("implementation", ["dynamic", "static"])
 def test_t2_repeats_generate_with_every_cache(tmp_path: Path, implementation: str) -> None:
     model, checkpoint, inputs = made(tmp_path, "llama")

@@ -16,13 +16,13 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from deepen.checkpoint.depth_fields import select_live, set_feature
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layout import Layout, bank_layers, tensors_of
+from deepen.checkpoint.live import LiveConfig
 from deepen.checkpoint.skeleton import locate
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import CheckpointError, UsageError
-from deepen.program import Key, Plan, Visit
+from deepen.program import Key, Plan
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -125,25 +125,8 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
     owner = model.get_submodule(owner_path)
     originals: nn.ModuleList = getattr(owner, name)
     bank = ck.banks[tower.name]
-    live = owner.config if hasattr(owner, "config") else model.config
-    untouched = copy.deepcopy(live)
-
-    def select(visits: Sequence[Visit]) -> None:
-        origins = [bank[visit.key.layer] for visit in visits]
-        for attribute in tower.depth_attributes:
-            setattr(live, attribute, len(visits))
-        for field, value in select_live(live, untouched, origins).items():
-            # Some models copy the list when they are built.
-            if vars(owner).get(field) == getattr(untouched, field):
-                setattr(owner, field, value)
-        for field, fed in ck.family.features.items():
-            if fed == tower.name:
-                moved: dict[str, Any] = {}
-                set_feature(moved, ck.skeleton.config, field, ck.skeleton.depth(tower), origins, ck.where)
-                for name, index in moved.items():
-                    setattr(model.config, name, index)
-
-    visits = VisitList(_bank(originals, tower, plan, bank), plan, tower, select)
+    live = LiveConfig(model, owner, ck.family, tower, bank, len(originals), ck.where)
+    visits = VisitList(_bank(originals, tower, plan, bank), plan, tower, live)
     setattr(owner, name, visits)
     return visits
 

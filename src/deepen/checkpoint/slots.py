@@ -7,6 +7,7 @@ slot; the layer is left as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -139,20 +140,25 @@ def view(cache: Cache | None, slot: int, shared: dict[int, KeysValues] | None = 
     return SlotView(cache, slot, shared, reads)
 
 
-def keep_slots(cache: Cache, entries: int, owners: tuple[int, ...]) -> None:
-    """Reduces a fresh cache with one layer an entry to one layer a slot, in place.
+def keep_slots(cache: Cache, entries: int, owners: tuple[int, ...], make: Callable[[], list[Any]]) -> None:
+    """Brings a fresh cache to one layer a slot, in place; one that already has them, or grows by itself, stays.
 
     Args:
-        cache: as transformers builds it from a config whose depth is the number of visits.
+        cache: as transformers builds it, normally from a config whose depth is the number of visits.
         entries: the number of visits.
         owners: for each slot the visit that owns it.
+        make: makes one cache layer a visit, for a cache that was sized by another tower's depth (T5).
     """
-    for each in (
-        (cache.self_attention_cache, cache.cross_attention_cache)
-        if isinstance(cache, EncoderDecoderCache)
-        else (cache,)
-    ):
-        if len(each.layers) == entries != len(owners):
+    pair = isinstance(cache, EncoderDecoderCache)
+    changed = False
+    for each in (cache.self_attention_cache, cache.cross_attention_cache) if pair else (cache,):
+        if each.layer_class_to_replicate is not None or len(each.layers) == len(owners) != entries:
+            continue
+        if len(each.layers) != entries and type(each) is DynamicCache:
+            each.layers = make()
+            changed = True
+        if len(owners) != entries == len(each.layers):
             each.layers = [each.layers[owner] for owner in owners]
-    if isinstance(cache, EncoderDecoderCache):
+            changed = True
+    if pair and changed:
         cache.is_updated = dict.fromkeys(range(len(owners)), False)

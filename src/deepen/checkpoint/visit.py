@@ -24,6 +24,7 @@ from torch import nn
 from transformers.cache_utils import Cache
 
 from deepen.checkpoint.family import Parts, Tower
+from deepen.checkpoint.live import LiveConfig
 from deepen.checkpoint.slots import KeysValues, keep_slots, view
 from deepen.errors import DeepenError, FamilyError
 from deepen.program import Back, Blend, Fork, Join, Op, Plan, Record, Run, Turn, Visit
@@ -46,17 +47,15 @@ class VisitList(nn.ModuleList):
         layers: the bank, in the order of `plan.keys`.
         plan: the tower's plan.
         tower: the tower's family entry.
-        select: called with the base layer of each visit whenever the tape changes, to bring the config along.
+        live: the model's config, brought along whenever the tape changes.
     """
 
-    def __init__(
-        self, layers: Iterable[nn.Module], plan: Plan, tower: Tower, select: Callable[[Sequence[Visit]], None]
-    ) -> None:
+    def __init__(self, layers: Iterable[nn.Module], plan: Plan, tower: Tower, live: LiveConfig) -> None:
         self.entries: tuple[Entry, ...] = ()
         super().__init__()
         for index, layer in enumerate(layers):
             self.add_module(str(index), layer)
-        self.plan, self.tower, self.select = plan, tower, select
+        self.plan, self.tower, self.live = plan, tower, live
         self.state = Pass()
         self.marks: dict[str, torch.Tensor] = {}
         self.counts: dict[int, int] = {}
@@ -83,7 +82,7 @@ class VisitList(nn.ModuleList):
         self.generation += 1
         self.entries = tuple(self._entries(tape, visits))
         self.slot_owners = tuple(entry.index for entry in self.entries if entry.visit.writes)
-        self.select(visits)
+        self.live.follow(visits)
 
     def _entries(self, tape: Sequence[Op], visits: Sequence[Visit]) -> Iterator[Entry]:
         """One entry a visit; operations before the first visit go with it, all others with the visit before them."""
@@ -128,10 +127,10 @@ class VisitList(nn.ModuleList):
         self.state = Pass()
         if cache is None or not self.tower.caches:
             return
-        if len(self.slot_owners) != len(self.entries) or self.counts:
+        if len(cache) != len(self.entries) or len(self.slot_owners) != len(self.entries) or self.counts:
             made = getattr(cache, "deepen_counts", None)
             if made is None:
-                keep_slots(cache, len(self.entries), self.slot_owners)
+                keep_slots(cache, len(self.entries), self.slot_owners, self.live.cache_layers)
                 cache.deepen_counts = dict(self.counts)  # pyright: ignore[reportAttributeAccessIssue]
             elif made != self.counts:
                 raise DeepenError(
