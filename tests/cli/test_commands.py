@@ -71,6 +71,19 @@ def test_the_native_form_is_read_back_by_every_command(place: Path) -> None:
     assert same[0] == same[1]
 
 
+def test_families_check() -> None:
+    right = deepen("families", "--check", "llama", "--json")
+    report = json.loads(right.out)
+    assert report["outcome"] == "right"
+    assert {verdict["outcome"] for verdict in report["verdicts"]} == {"right"}
+    stages = deepen("families", "--check", "swin")
+    assert stages.status == 0
+    assert "swin: refused, no config field" in stages.out
+    unknown = deepen("families", "--check", "lama")
+    assert unknown.status == 1
+    assert "did you mean 'llama'" in unknown.err
+
+
 def test_families() -> None:
     ran = deepen("families", "--json")
     rows = {(row["family"], row["tower"]): row for row in json.loads(ran.out)["families"]}
