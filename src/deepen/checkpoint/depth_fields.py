@@ -26,6 +26,7 @@ LISTS = (
     "activation_sparsity_pattern",
     "num_attention_heads_per_layer",
     "num_key_value_heads_per_layer",
+    "layer_rope_theta",
 )
 # Numbers of the layers that are of a special kind.
 INDEXES = (
@@ -35,6 +36,8 @@ INDEXES = (
     "fullatt_block_indexes",
     "full_attn_idxs",
     "global_attn_indexes",
+    "window_block_indices",
+    "residual_block_indices",
     "attn_layer_indices",
     "moe_layers",
 )
@@ -158,7 +161,7 @@ def set_feature(new: dict[str, Any], built: Any, field: str, depth: int, origins
     """Rewrites a field that says after which layer of a tower another part of the model reads its stream.
 
     Raises:
-        FamilyError: the layer it reads after is not executed exactly once any more.
+        FamilyError: the layer it reads after is not executed any more.
     """
     value = getattr(built, field, None)
     if value is None:
@@ -171,21 +174,21 @@ def set_feature(new: dict[str, Any], built: Any, field: str, depth: int, origins
 def feature(index: int, depth: int, origins: Sequence[int], field: str, where: str) -> int:
     """Where the stream after layer `index - 1` is found after a change; a negative index counts from the end.
 
-    Index 0 is the stream before the first layer and -1 the end of the tower, whatever its layers.
+    Index 0 is the stream before the first layer and -1 the end of the tower, whatever its layers. Of a layer that is
+    executed several times the last execution counts.
 
     Raises:
-        FamilyError: that layer is dropped or executed more than once.
+        FamilyError: that layer is not executed any more.
     """
     if index in (0, -1):
         return index
     layer = (index if index > 0 else depth + 1 + index) - 1
     places = [new for new, origin in enumerate(origins) if origin == layer]
-    if len(places) != 1:
+    if not places:
         raise FamilyError(
-            f"{where}: {field} = {index} reads the stream after layer {layer}, which the program executes "
-            f"{len(places)} times; execute it once"
+            f"{where}: {field} = {index} reads the stream after layer {layer}, which the program does not execute; keep it"
         )
-    return places[0] + 1 if index > 0 else places[0] - len(origins)
+    return places[-1] + 1 if index > 0 else places[-1] - len(origins)
 
 
 def is_computed(config: Any, name: str) -> bool:

@@ -97,7 +97,13 @@ def _output(subject: Subject, tower: Tower, text: str, dtype: str | None = None)
     inputs = {
         name: value.to(model.dtype) if value.is_floating_point() else value for name, value in subject.inputs.items()
     }
-    return output_of(model, inputs)
+    usual = torch.get_default_dtype()
+    # Some models make constants of the default type.
+    torch.set_default_dtype(model.dtype)
+    try:
+        return output_of(model, inputs)
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def _same(got: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float = SAME) -> None:
@@ -107,7 +113,17 @@ def _same(got: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float
 
 
 def _by_hand(subject: Subject, tower: Tower, order: Sequence[int]) -> torch.Tensor:
-    return output_of(unrolled(subject.model, tower.container, order, tower.depth_attributes), subject.inputs)
+    return output_of(_unrolled(subject, tower, order), subject.inputs)
+
+
+def _unrolled(subject: Subject, tower: Tower, order: Sequence[int]) -> PreTrainedModel:
+    model = unrolled(subject.model, tower.container, order, tower.depth_attributes)
+    for field, fed in subject.checkpoint.family.features.items():
+        index = getattr(model.config, field)
+        if fed == tower.name and index < -1:
+            layer = subject.checkpoint.depth[tower.name] + index
+            setattr(model.config, field, -1 - list(reversed(order)).index(layer))
+    return model
 
 
 def _identity(subject: Subject, tower: Tower) -> str:
@@ -214,19 +230,32 @@ def _reload_plain(subject: Subject, folder: Path, expected: torch.Tensor, what: 
 def _cache(subject: Subject, tower: Tower) -> str | None:
     if not tower.caches:
         return None
-    for text in (f"{_last(subject, tower)}-0", _looped(subject, tower)):
+    last = _last(subject, tower)
+    programs = ((f"{last}-0", range(last, -1, -1)), (_looped(subject, tower), _looped_order(subject, tower)))
+    for text, order in programs:
         model = _apply(subject, tower, text).load()
-        _same(step_by_step(model, subject.inputs, 9), output_of(model, subject.inputs), f"{text} step by step", CACHED)
+        stepped = step_by_step(model, subject.inputs, 5)
+        if _steps_agree(subject):
+            expected = output_of(model, subject.inputs)
+        else:
+            expected = step_by_step(_unrolled(subject, tower, order), subject.inputs, 5)
+        _same(stepped, expected, f"{text} step by step", CACHED)
     return ""
 
 
+def _steps_agree(subject: Subject) -> bool:
+    """Whether the original itself gives with its cache what it gives without (a prefix language model does not)."""
+    stepped = step_by_step(subject.model, subject.inputs, 5)
+    return bool((stepped - subject.output).abs().max() <= CACHED * max(1.0, subject.output.abs().max().item()))
+
+
 def _kv_first(subject: Subject, tower: Tower) -> str | None:
-    if not tower.caches:
+    if not tower.caches or not _steps_agree(subject):
         return None
     last = _last(subject, tower)
     model = _apply(subject, tower, f"0 (1)*3[kv=first] 2-{last}").load()
     full = output_of(model, subject.inputs)
-    _same(step_by_step(model, subject.inputs, 9), full, "kv=first step by step", CACHED)
+    _same(step_by_step(model, subject.inputs, 5), full, "kv=first step by step", CACHED)
     if torch.equal(full, _output(subject, tower, f"0 (1)*3 2-{last}")):
         raise Wrong("kv=first changes nothing")
     return ""

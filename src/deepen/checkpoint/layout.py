@@ -304,7 +304,8 @@ def refuse_attributes(plan: Plan, tower: Tower, family: str) -> None:
             raise ProgramError(f"the copy {key} with initial value 'rand' is not executed on checkpoints yet")
         if init == "zero" and parts.post_norm:
             raise FamilyError(
-                f"{key} cannot be a zero copy: {family} normalises after each addition, so no layer is the identity"
+                f"{key} cannot be a zero copy: a layer of {family} changes the stream even where its parts add nothing "
+                "(a norm or a factor outside them)"
             )
     for visit in plan.visits:
         if len(visit.parts) < len(parts.letters) and parts.kind == "whole":

@@ -15,6 +15,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+# Config lists with one entry a layer, stated here once more so that a slip in the table is seen.
+LISTS = (
+    "layer_types",
+    "mlp_layer_types",
+    "no_rope_layers",
+    "attention_layers",
+    "layers_block_type",
+    "layer_rope_theta",
+    "attention_window",
+)
 INDEX_NAMES = ("layer_idx", "layer_id", "layer_number")
 
 
@@ -42,7 +52,7 @@ def unrolled(
     _move_relative_bias(old, layers)
     setattr(owner, name, layers)
     config = getattr(owner, "config", result.config)
-    for key in ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers", "layers_block_type"):
+    for key in LISTS:
         value = getattr(config, key, None)
         if isinstance(value, list) and len(value) == len(old):
             chosen = [value[index] for index in order]
@@ -56,7 +66,10 @@ def unrolled(
 
 
 def _move_relative_bias(old: Any, new: Any) -> None:
-    """T5: the first block, whichever it is, computes the bias that the others reuse."""
+    """T5, WavLM: the first layer, whichever it is, computes the bias that the others reuse."""
+    table = getattr(getattr(old[0], "attention", None), "rel_attn_embed", None)
+    if table is not None:
+        new[0].attention.rel_attn_embed = copy.deepcopy(table)
     first = getattr(old[0], "layer", None)
     if first is None or not hasattr(first[0], "SelfAttention"):
         return
@@ -68,21 +81,28 @@ def _move_relative_bias(old: Any, new: Any) -> None:
             attention.relative_attention_bias = copy.deepcopy(table)
 
 
-def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], prefill: int) -> torch.Tensor:
-    """Logits of a cached pass: `prefill` tokens at once, then one token at a time."""
+def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
+    """Logits of a cached pass: all tokens but the last `steps` at once, then one token at a time."""
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     ids = inputs[name]
     rest = {key: value for key, value in inputs.items() if key != name}
     pieces, cache = [], None
     with torch.no_grad():
-        for piece in (ids[:, :prefill], *ids[:, prefill:].split(1, dim=1)):
-            call = {**rest, name: piece, "use_cache": True}
+        for piece in (ids[:, :-steps], *ids[:, -steps:].split(1, dim=1)):
+            # A picture is seen once, with the tokens that stand for it; an encoder's input every time.
+            kept = rest if name != "input_ids" else _front(rest, ids.shape, steps) if cache is None else {}
+            call = {**kept, name: piece, "use_cache": True}
             if cache is not None:
                 call[_cache_name(model)] = cache
             out = model(**call)
             cache = out[_cache_name(model)]
             pieces.append((out.logits if hasattr(out, "logits") else out.last_hidden_state).float())
     return torch.cat(pieces, dim=1)
+
+
+def _front(inputs: dict[str, torch.Tensor], shape: torch.Size, steps: int) -> dict[str, torch.Tensor]:
+    """The inputs without the last tokens, where they have one entry a token."""
+    return {name: value[:, :-steps] if value.shape == shape else value for name, value in inputs.items()}
 
 
 def _cache_name(model: PreTrainedModel) -> str:

@@ -182,8 +182,8 @@ class Entry:
         out = (self.partial or self.layer)(*args, **kwargs)
         if not self.after:
             return out
-        if isinstance(out, tuple):
-            return (self._operate(self.after, out[0]), *out[1:])
+        if isinstance(out, (tuple, list)):
+            return type(out)((self._operate(self.after, out[0]), *out[1:]))
         return self._operate(self.after, out)
 
     def _own_slot(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -229,14 +229,14 @@ class Entry:
 class Absent(nn.Module):
     """Stands in for a part that a visit leaves out: adds nothing to the stream."""
 
-    def __init__(self, pair: bool) -> None:
+    def __init__(self, returns: int) -> None:
         super().__init__()
-        self.pair = pair
+        self.returns = returns
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         stream = args[0] if args else kwargs["hidden_states"]
         zeros = torch.zeros_like(stream)
-        return (zeros, None) if self.pair else zeros
+        return (zeros, *(None for _ in range(1, self.returns))) if self.returns > 1 else zeros
 
 
 def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
@@ -248,7 +248,7 @@ def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
     modules = dict(layer._modules)
     for letter in missing:
         name = part_module(layer, parts, letter)
-        modules[name] = Absent(pair=_returns_pair(modules[name]))
+        modules[name] = Absent(parts.returns.get(name) or _returned(modules[name]))
     state = {name: value for name, value in layer.__dict__.items() if name not in MODES}
     # A tuple, so that the whole layer does not become a child of its own view.
     view.__dict__.update(state, _modules=modules, whole=(layer,))
@@ -270,10 +270,10 @@ def part_module(layer: nn.Module, parts: Parts, letter: str) -> str:
     return next(name for name in names if name in layer._modules)
 
 
-def _returns_pair(module: Any) -> bool:
-    """Whether a part returns (output, weights), read from its annotation, as all transformers mixers state it."""
+def _returned(module: Any) -> int:
+    """How many values a part returns: (output, weights) or the output, read from its annotation."""
     annotation = str(inspect.signature(type(module).forward).return_annotation)
-    return annotation.startswith(("tuple", "typing.Tuple", "Tuple"))
+    return 2 if annotation.startswith(("tuple", "typing.Tuple", "Tuple")) else 1
 
 
 def _given_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:
