@@ -79,7 +79,8 @@ register(
         tiny=TINY,
     ),
     Family(
-        model_type="convbert", towers=encoder(), tiny={**TINY, "embedding_size": 32, "conv_kernel_size": 3, "head_ratio": 2}
+        model_type="convbert", towers=encoder(),
+        tiny={**TINY, "embedding_size": 32, "conv_kernel_size": 3, "head_ratio": 2}
     ),
     Family(
         model_type="fnet",
@@ -91,7 +92,10 @@ register(
         towers=encoder(
             parts=whole(POST_NORM, "attention.output.dense", "output.bottleneck.dense", post_norm=True)
         ),
-        tiny={**TINY, "embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16, "num_feedforward_networks": 2},
+        tiny={
+            **TINY, "embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16,
+            "num_feedforward_networks": 2,
+        },
     ),
     Family(
         model_type="longformer", towers=encoder(), inputs=masked,
