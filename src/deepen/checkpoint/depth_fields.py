@@ -32,7 +32,6 @@ LISTS = (
 INDEXES = (
     "cross_attention_layers",
     "hybrid_layer_ids",
-    "deepstack_visual_indexes",
     "fullatt_block_indexes",
     "full_attn_idxs",
     "global_attn_indexes",
@@ -45,6 +44,8 @@ INDEXES = (
 DERIVED = ("stage_names", "out_features", "out_indices")
 # Read only to derive a list above; inert once that list is written out.
 SUPERSEDED = ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval")
+# The first k layers have a dense feed-forward, the others experts.
+PREFIXES = ("first_k_dense_replace", "num_dense_layers")
 # (period, offset): layer i is of the special kind when i % period == offset.
 PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))
 
@@ -235,17 +236,18 @@ def _renumber_dense(before: dict[str, Any], inner: dict[str, Any], origins: Sequ
 
 def _recount_prefix(before: dict[str, Any], inner: dict[str, Any], origins: Sequence[int], where: str) -> None:
     """The first k layers are dense: still a prefix after the change, or refused."""
-    if before.get("first_k_dense_replace") is None or "mlp_layer_types" in before:
-        return
-    dense = [origin < before["first_k_dense_replace"] for origin in origins]
-    count = sum(dense)
-    if any(dense[count:]):
-        kinds = " ".join("dense" if kind else "sparse" for kind in dense)
-        raise FamilyError(
-            f"{where}: first_k_dense_replace can only state dense layers that come first; the program asks for "
-            f"{kinds}. Keep the dense layers in front"
-        )
-    inner["first_k_dense_replace"] = count
+    for name in PREFIXES:
+        if before.get(name) is None or "mlp_layer_types" in before:
+            continue
+        dense = [origin < before[name] for origin in origins]
+        count = sum(dense)
+        if any(dense[count:]):
+            kinds = " ".join("dense" if kind else "sparse" for kind in dense)
+            raise FamilyError(
+                f"{where}: {name} can only state dense layers that come first; the program asks for {kinds}. Keep the "
+                "dense layers in front"
+            )
+        inner[name] = count
 
 
 def _solve_periods(before: dict[str, Any], inner: dict[str, Any], origins: Sequence[int], where: str) -> None:

@@ -6,7 +6,7 @@ and `docs/families.md` is made from the same verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,23 +53,28 @@ class Wrong(AssertionError):
     """An operation gave another model than it should have."""
 
 
-def examine(model_type: str, folder: Path, **changes: Any) -> list[Verdict]:
+def examine(model_type: str, folder: Path, operations: Collection[str] = (), **changes: Any) -> list[Verdict]:
     """Tries every operation on a tiny model of `model_type`, saved under `folder`.
 
     Args:
         model_type: a registered family.
         folder: an empty folder for the model and what is saved from it.
+        operations: which to try; all when empty.
         changes: config fields that differ from the tiny config.
     """
     with quiet():
         model = tiny_checkpoint(folder / "original", model_type, **changes)
         inputs = tiny_inputs(model, tokens=14)
         subject = Subject(model, open_checkpoint(folder / "original"), inputs, output_of(model, inputs), folder)
-        return [verdict for tower in known_families()[model_type].towers for verdict in _examine_tower(subject, tower)]
+        checks = {name: check for name, check in CHECKS.items() if not operations or name in operations}
+        towers = known_families()[model_type].towers
+        return [verdict for tower in towers for verdict in _examine_tower(subject, tower, checks)]
 
 
-def _examine_tower(subject: Subject, tower: Tower) -> Iterator[Verdict]:
-    for operation, check in CHECKS.items():
+def _examine_tower(
+    subject: Subject, tower: Tower, checks: Mapping[str, Callable[[Subject, Tower], str | None]]
+) -> Iterator[Verdict]:
+    for operation, check in checks.items():
         try:
             detail = check(subject, tower)
         except Wrong as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import torch
 import transformers
 
 from deepen.checkpoint.atomic import atomic_file
-from deepen.checkpoint.examine import CHECKS, examine, page_refusals, page_rows
+from deepen.checkpoint.examine import CHECKS, Verdict, examine, page_refusals, page_rows
 from deepen.checkpoint.family import known_families
 from deepen.checkpoint.open import TESTED
 
@@ -37,19 +39,23 @@ Tested range of transformers: {low} to below {high}. A type that is not here is 
 
 
 def page() -> str:
-    """The page as text."""
+    """The page as text; families are examined in as many processes as there are processors."""
     low, high = (".".join(map(str, bound)) for bound in TESTED)
     rows, refusals = [], []
-    for model_type in sorted(known_families()):
-        with tempfile.TemporaryDirectory() as folder:
-            verdicts = examine(model_type, Path(folder))
-        rows += page_rows(model_type, verdicts)
-        refusals += page_refusals(model_type, verdicts)
-        print(f"{model_type}: {len(verdicts)} verdicts", file=sys.stderr)
+    with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for name, verdicts in zip(sorted(known_families()), pool.map(_examined, sorted(known_families())), strict=True):
+            rows += page_rows(name, verdicts)
+            refusals += page_refusals(name, verdicts)
+            print(f"{name}: {len(verdicts)} verdicts", file=sys.stderr, flush=True)
     head = HEAD.format(version=transformers.__version__, low=low, high=high)
     columns = ["type", "tower", *CHECKS]
     table = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *rows]
     return head + "\n".join([*table, "", "## Refusals", "", *refusals]) + "\n"
+
+
+def _examined(model_type: str) -> list[Verdict]:
+    with tempfile.TemporaryDirectory() as folder:
+        return examine(model_type, Path(folder))
 
 
 if __name__ == "__main__":

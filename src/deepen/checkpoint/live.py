@@ -49,7 +49,7 @@ class LiveConfig:
         """Sets depth, per-layer lists and feature layers for these visits.
 
         Raises:
-            FamilyError: a layer that another part of the model reads after is not executed exactly once.
+            FamilyError: a layer that another part of the model reads after is not executed.
         """
         origins = [self.bank[visit.key.layer] for visit in visits]
         features: dict[str, Any] = {}
