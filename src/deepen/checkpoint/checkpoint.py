@@ -146,8 +146,14 @@ class Checkpoint:
         return load_tokenizer(self)
 
     def layout(self, *, bake: bool = False) -> Layout:
-        """The form, config and tensors that a save would write."""
-        return layout(self, bake=bake)
+        """The form, config and tensors that a save would write; made once."""
+        if bake not in self._layouts:
+            self._layouts[bake] = layout(self, bake=bake)
+        return self._layouts[bake]
+
+    @cached_property
+    def _layouts(self) -> dict[bool, Layout]:
+        return {}
 
     def changes(self, *, bake: bool = False) -> Changes:
         """The dry run of a save: every tensor and config field that would differ. Writes nothing."""

@@ -187,7 +187,8 @@ def feature(index: int, depth: int, origins: Sequence[int], field: str, where: s
     places = [new for new, origin in enumerate(origins) if origin == layer]
     if not places:
         raise FamilyError(
-            f"{where}: {field} = {index} reads the stream after layer {layer}, which the program does not execute; keep it"
+            f"{where}: {field} = {index} reads the stream after layer {layer}, which the program does not execute; "
+            "keep it"
         )
     return places[-1] + 1 if index > 0 else places[-1] - len(origins)
 
