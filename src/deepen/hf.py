@@ -71,8 +71,16 @@ class DeepenCheckpointModel(PreTrainedModel):
 
 # Passed by the auto classes themselves, or without meaning for a folder of safetensors.
 UNUSED = frozenset(
-    ("config", "trust_remote_code", "code_revision", "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage")
-    + ("_from_auto", "_commit_hash")
+    {
+        "config",
+        "trust_remote_code",
+        "code_revision",
+        "adapter_kwargs",
+        "use_safetensors",
+        "low_cpu_mem_usage",
+        "_from_auto",
+        "_commit_hash",
+    }
 )
 
 AutoConfig.register(NATIVE_TYPE, DeepenCheckpointConfig)

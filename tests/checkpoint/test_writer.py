@@ -139,6 +139,7 @@ def test_at_most_one_computed_tensor_is_alive(tmp_path: Path, out: Path) -> None
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_pieces_join(tmp_path: Path, out: Path, copying: str, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(writer, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(writer, "BUFFER_BYTES", chunk)
     source = opened(tmp_path / "in", {"a": random_bits(torch.int8, 500), "b": random_bits(torch.int8, 998)})
     steps: list[int] = []
     result = write_weights(out, copies(source), source, progress=steps.append)
