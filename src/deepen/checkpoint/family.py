@@ -28,7 +28,7 @@ class Parts:
         feed_forward: submodule names that may hold the feed-forward.
         outputs: per part, the modules whose weight and bias write to the residual stream; those a layer lacks are
             skipped (a hybrid layer has one mixer out of several).
-        returns: how many values a part returns, by its submodule, where the annotation of its forward does not say.
+        returns: how many values a part returns, by its class, where the annotation of its forward does not say.
         post_norm: the stream is changed outside the parts, by a norm after each addition or by a factor, so no layer
             can be made the identity.
         reason: why `.a` and `.f` are refused for a `whole` layer.

@@ -248,7 +248,7 @@ def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
     modules = dict(layer._modules)
     for letter in missing:
         name = part_module(layer, parts, letter)
-        modules[name] = Absent(parts.returns.get(name) or _returned(modules[name]))
+        modules[name] = Absent(parts.returns.get(type(modules[name]).__name__) or _returned(modules[name]))
     state = {name: value for name, value in layer.__dict__.items() if name not in MODES}
     # A tuple, so that the whole layer does not become a child of its own view.
     view.__dict__.update(state, _modules=modules, whole=(layer,))
