@@ -170,7 +170,7 @@ register(
                     mixer=("multi_head_attention",),
                     feed_forward=("ffn",),
                     outputs=outputs("multi_head_attention.dense", "ffn.2"),
-                    returns={"multi_head_attention": 2},
+                    returns={"MultiHeadAttention": 2},
                 ),
             ),
         ),
@@ -233,7 +233,7 @@ register(
                 parts=Parts(
                     mixer=("attention",),
                     outputs=outputs(("attention.dense", "attention.dense_bias"), "mlp.dense_4h_to_h"),
-                    returns={"attention": 3},
+                    returns={"GPTNeoXJapaneseAttention": 3},
                 )
             ),
         ),

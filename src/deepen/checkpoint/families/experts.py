@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from deepen.checkpoint.families.shapes import EXPERTS, MIXED, outputs, text
+from deepen.checkpoint.families.shapes import EXPERTS, MIXED, outputs, text, whole
 from deepen.checkpoint.family import Family, Parts, register
 
 # Patterns cover both the stacked tensors of the module and the single experts of the files.
-MIXTURE = Parts(
-    outputs=outputs(
-        "self_attn.o_proj",
-        (
-            "mlp.down_proj",
-            "mlp.experts.down_proj",
-            "mlp.experts.*.down_proj",
-            "mlp.shared_expert.down_proj",
-            "mlp.shared_experts.down_proj",
-            "block_sparse_moe.experts.*.w2",
-        ),
-    )
+MIXTURE = outputs(
+    "self_attn.o_proj",
+    (
+        "mlp.down_proj",
+        "mlp.experts.down_proj",
+        "mlp.experts.down_proj_bias",
+        "mlp.experts.*.down_proj",
+        "mlp.shared_expert.down_proj",
+        "mlp.shared_experts.down_proj",
+        "mlp.shared_mlp.down_proj",
+        "block_sparse_moe.experts.down_proj",
+        "block_sparse_moe.experts.*.w2",
+        "block_sparse_moe.output_linear",
+        "shared_mlp.output_linear",
+    ),
 )
 ROUTED = {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
 LATENT = {
@@ -25,14 +28,110 @@ LATENT = {
     "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
 }  # fmt: skip
 
+SHARED = {**EXPERTS, "num_shared_experts": 1, "shared_expert_intermediate_size": 16}
+# Layer 2 is dense as well, where a list can say so.
+DENSE = {"mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse", "sparse"]}
+INDEXED = {**LATENT, **DENSE, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8}
+GRANITE = {**EXPERTS, "residual_multiplier": 0.5, "embedding_multiplier": 2.0}
+
 TINIES = {
     "mixtral": EXPERTS,
     "qwen2_moe": {**EXPERTS, "mlp_only_layers": [2], "shared_expert_intermediate_size": 16},
     "qwen3_moe": {**EXPERTS, "mlp_only_layers": [2]},
     "olmoe": EXPERTS,
+    "flex_olmo": EXPERTS,
+    "phimoe": EXPERTS,
+    "minimax_m2": EXPERTS,
+    "hunyuan_v1_moe": {**EXPERTS, "moe_topk": 2},
+    "aria_text": {**EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
+    "sarvam_mla": LATENT,
+    "axk1": {**LATENT, **DENSE},
+    "glm4_moe_lite": {**LATENT, **DENSE},
+    "deepseek_v32": INDEXED,
+    "glm_moe_dsa": INDEXED,
+    "axk2": INDEXED,
     "dots1": {**MIXED, **ROUTED, "n_group": 1, "topk_group": 1},
-}
+    "glm4_moe": ROUTED,
+    "sarvam_moe": ROUTED,
+    "solar_open": ROUTED,
+    "ernie4_5_moe": {
+        **EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
+    },
+    "gpt_oss": {**MIXED, **EXPERTS, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "afmoe": {**MIXED, **SHARED, "num_dense_layers": 1},
+    "exaone_moe": {**MIXED, **SHARED, **DENSE},
+    "hy_v3": {**SHARED, **DENSE},
+    "laguna": {**MIXED, **SHARED, **DENSE, "num_attention_heads_per_layer": [4, 2, 4, 4, 2, 4]},
+    "mellum": {**MIXED, **EXPERTS, **DENSE},
+    "kolibri1": {**MIXED, **SHARED},
+    "flint": {**MIXED, **SHARED, "mlp_only_layers": [2]},
+    "beam": {**MIXED, **EXPERTS, **DENSE},
+    "mimo_v2_flash": {**MIXED, **ROUTED, **DENSE, "n_group": 1, "topk_group": 1},
+    "granitemoe": GRANITE,
+    "granitemoe_swa": {**MIXED, **GRANITE, "layer_rope_theta": [10000.0, 0, 10000.0, 500.0, 0, 500.0]},
+}  # fmt: skip
 for name, tiny in TINIES.items():
-    register(Family(model_type=name, towers=(text(parts=MIXTURE),), tiny=tiny))
+    feed_forward = "block_sparse_moe" if name.startswith("granitemoe") else "mlp"
+    parts = Parts(feed_forward=(feed_forward,), outputs=MIXTURE)
+    register(Family(model_type=name, towers=(text(parts=parts),), tiny=tiny))
+
+register(
+    Family(
+        model_type="granitemoeshared",
+        towers=(
+            text(
+                parts=whole(
+                    "its experts and its shared feed-forward are two modules", MIXTURE["a"], MIXTURE["f"]
+                )
+            ),
+        ),
+        tiny={**GRANITE, "shared_intermediate_size": 16},
+    ),
+    Family(
+        model_type="cohere2_moe",
+        towers=(text(parts=Parts(kind="parallel", outputs=MIXTURE)),),
+        tiny={**MIXED, **SHARED, **DENSE},
+    ),
+    Family(
+        model_type="llama4_text",
+        towers=(
+            text(
+                parts=Parts(
+                    feed_forward=("feed_forward",),
+                    outputs=outputs(
+                        "self_attn.o_proj",
+                        (
+                            "feed_forward.down_proj",
+                            "feed_forward.experts.down_proj",
+                            "feed_forward.shared_expert.down_proj",
+                        ),
+                    ),
+                    returns={"Llama4TextMoe": 2},
+                )
+            ),
+        ),
+        tiny={
+            **EXPERTS, "intermediate_size_mlp": 48, "num_experts_per_tok": 1, "moe_layers": [1, 3, 4],
+            "no_rope_layers": [1, 1, 1, 0, 1, 0], "attention_chunk_size": 8,
+            "layer_types": ["chunked_attention", "chunked_attention", "full_attention"] * 2,
+        },
+    ),
+    Family(
+        model_type="jetmoe",
+        towers=(
+            text(
+                parts=Parts(
+                    mixer=("self_attention",),
+                    outputs=outputs(
+                        ("self_attention.experts.output_linear", "self_attention.experts.bias"),
+                        ("mlp.output_linear", "mlp.bias"),
+                    ),
+                    returns={"JetMoeAttention": 3},
+                )
+            ),
+        ),
+        tiny={**EXPERTS, "kv_channels": 8},
+    ),
+)  # fmt: skip
