@@ -24,7 +24,8 @@ class Parts:
     Attributes:
         kind: `serial` (x + a, then x + f), `parallel` (x + a + f), `single` (only one part), or `whole` (parts that
             cannot be run alone; `reason` says why).
-        mixer: submodule names that may hold the mixer; a layer uses the first that it has.
+        mixer: submodule names that may hold the mixer; a layer uses the first that it has. `x+y` is a mixer that two
+            submodules make up.
         feed_forward: submodule names that may hold the feed-forward.
         outputs: per part, the modules whose weight and bias write to the residual stream; those a layer lacks are
             skipped (a hybrid layer has one mixer out of several).
@@ -62,6 +63,7 @@ class Tower:
         first: parameters, relative to a layer, that only the first layer executed may own (T5's relative bias).
         live: attributes of the config object that the running tower reads as its depth.
         on_disk: full prefixes of the layers as files name them, where transformers renames them on loading.
+        foreign: per-layer lists of its config that describe another tower.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Tower:
     first: tuple[str, ...] = ()
     live: tuple[str, ...] = ()
     on_disk: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
     @property
     def depth_attributes(self) -> tuple[str, ...]:

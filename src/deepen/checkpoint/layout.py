@@ -293,7 +293,7 @@ def refuse_attributes(plan: Plan, tower: Tower, family: str) -> None:
         if use.name == "kv" and use.value == "first" and not tower.caches:
             raise FamilyError(f"kv=first needs a cache, and the {tower.name} tower of {family} keeps none")
         if use.name == "kv" and use.value == "first" and tower.parts.kind == "single":
-            raise FamilyError(f"kv=first shares keys and values between turns, and a layer of {family} has none")
+            raise FamilyError(f"kv=first shares keys and values between turns, which not every layer of {family} has")
         if use.name == "comb" and use.value not in ("sum", "mean"):
             raise ProgramError(
                 f"comb={use.value} is not executed on checkpoints yet; sum and mean are", plan.text, use.column

@@ -25,11 +25,11 @@ from transformers.cache_utils import Cache
 
 from deepen.checkpoint.family import Parts, Tower
 from deepen.checkpoint.live import LiveConfig
-from deepen.checkpoint.slots import KeysValues, keep_slots, view
+from deepen.checkpoint.slots import Shared, keep_slots, view
 from deepen.errors import DeepenError, FamilyError
 from deepen.program import Back, Blend, Fork, Join, Op, Plan, Record, Run, Turn, Visit
 
-CACHE_NAMES = ("cache", "past_key_values", "layer_past")
+CACHE_NAMES = ("cache", "past_key_values", "layer_past", "layer_state")
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class Pass:
     """What one forward pass carries between visits: open forks, and keys and values shared by turns."""
 
     forks: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
-    shared: dict[int, KeysValues] = field(default_factory=dict)
+    shared: dict[int, Shared] = field(default_factory=dict)
 
 
 class VisitList(nn.ModuleList):
@@ -246,8 +246,7 @@ def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
     """
     view = object.__new__(_view_class(type(layer)))
     modules = dict(layer._modules)
-    for letter in missing:
-        name = part_module(layer, parts, letter)
+    for name in (name for letter in missing for name in part_modules(layer, parts, letter)):
         modules[name] = Absent(parts.returns.get(type(modules[name]).__name__) or _returned(modules[name]))
     state = {name: value for name, value in layer.__dict__.items() if name not in MODES}
     # A tuple, so that the whole layer does not become a child of its own view.
@@ -264,10 +263,10 @@ def _view_class(base: type[nn.Module]) -> type[nn.Module]:
     return type(base.__name__, (base,), {**modes, "__module__": base.__module__})
 
 
-def part_module(layer: nn.Module, parts: Parts, letter: str) -> str:
-    """The name of the submodule of `layer` that is its part `a` or `f`."""
-    names = parts.mixer if letter == "a" else parts.feed_forward
-    return next(name for name in names if name in layer._modules)
+def part_modules(layer: nn.Module, parts: Parts, letter: str) -> list[str]:
+    """The names of the submodules of `layer` that make up its part `a` or `f`."""
+    candidates = [names.split("+") for names in (parts.mixer if letter == "a" else parts.feed_forward)]
+    return next(names for names in candidates if all(name in layer._modules for name in names))
 
 
 def _returned(module: Any) -> int:
