@@ -40,8 +40,10 @@ INDEXES = (
     "attn_layer_indices",
     "moe_layers",
 )
+# A pattern of kinds, repeated until every layer has one.
+PATTERNS = ("block_types",)
 # Derived by the config class from the depth and from the fields above; they carry no choice of their own.
-DERIVED = ("stage_names", "out_features", "out_indices")
+DERIVED = ("stage_names", "out_features", "out_indices", "hybrid_override_pattern", "final_w_init_variance_scale")
 # Read only to derive a list above; inert once that list is written out.
 SUPERSEDED = ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval")
 # The first k layers have a dense feed-forward, the others experts.
@@ -80,6 +82,10 @@ def stated_depth(config: Any, raw: Mapping[str, Any], tower: Tower, where: str) 
     names = [leaf, canonical, *(alias for alias, target in aliases.items() if target == canonical)]
     name = next((name for name in dict.fromkeys(names) if name in inner), None)
     if name is None and "." in tower.depth:
+        name = canonical
+        inner[name] = getattr(built, canonical)
+    if name is None and is_computed(built, canonical):
+        # The length of a list that config.json holds.
         name = canonical
         inner[name] = getattr(built, canonical)
     if name is None:
@@ -127,18 +133,21 @@ def select(
     wanted: dict[str, Any] = {}
     for name in LISTS:
         value = before.get(name)
-        if isinstance(value, list) and value:
+        if isinstance(value, list) and value and name not in tower.foreign:
             if len(value) != depth:
                 raise CheckpointError(
                     f"{where}: config.json has {len(value)} entries in {name} for {depth} layers; expected one a layer"
                 )
             wanted[name] = [value[origin] for origin in origins]
     for name in INDEXES:
-        if isinstance(before.get(name), list):
+        if isinstance(before.get(name), list) and name not in tower.foreign:
             wanted[name] = renumbered(before[name], origins)
     inner.update({name: value for name, value in wanted.items() if not is_computed(original, name)})
     if "attention_types" in before and "attention_layers" in wanted:
         inner["attention_types"] = [[[kind], 1] for kind in wanted["attention_layers"]]
+    for name in PATTERNS:
+        if pattern := before.get(name):
+            inner[name] = [pattern[origin % len(pattern)] for origin in origins]
     _renumber_dense(before, inner, origins)
     _recount_prefix(before, inner, origins, where)
     _solve_periods(before, inner, origins, where)
@@ -194,16 +203,18 @@ def feature(index: int, depth: int, origins: Sequence[int], field: str, where: s
 
 
 def is_computed(config: Any, name: str) -> bool:
-    """Whether the config class computes the field, so that it cannot be set."""
+    """Whether the config class computes the field, under this or its own name, so that it cannot be set."""
+    name = getattr(type(config), "attribute_map", {}).get(name, name)
     return isinstance(getattr(type(config), name, None), property)
 
 
-def select_live(live: Any, original: Any, origins: Sequence[int]) -> dict[str, list[Any]]:
+def select_live(live: Any, original: Any, tower: Tower, origins: Sequence[int]) -> dict[str, list[Any]]:
     """Sets the per-layer lists of a running model's config to those of its visits.
 
     Args:
         live: the config object that the model reads; a list that its class computes is set through a subclass.
         original: the same config before any change.
+        tower: the tower whose visits these are.
         origins: the layer of the original model that each visit runs.
 
     Returns:
@@ -211,7 +222,7 @@ def select_live(live: Any, original: Any, origins: Sequence[int]) -> dict[str, l
     """
     selected: dict[str, list[Any]] = {}
     for name in (*LISTS, *INDEXES):
-        value = getattr(original, name, None)
+        value = None if name in tower.foreign else getattr(original, name, None)
         if isinstance(value, list) and (value or name in INDEXES):
             selected[name] = renumbered(value, origins) if name in INDEXES else [value[origin] for origin in origins]
     computed = {name: value for name, value in selected.items() if is_computed(original, name)}

@@ -42,7 +42,7 @@ class LiveConfig:
         self.copied = [
             name
             for name in (*LISTS, *INDEXES)
-            if name in vars(owner) and vars(owner)[name] == getattr(self.original, name, None)
+            if name not in tower.foreign and name in vars(owner) and vars(owner)[name] == getattr(self.original, name, None)
         ]
 
     def follow(self, visits: Sequence[Visit]) -> None:
@@ -60,7 +60,7 @@ class LiveConfig:
             setattr(self.config, name, len(visits))
         # generate() sizes its cache by the config of the whole model, which may be another object.
         setattr(scope_object(self.model.config, self.tower), self.tower.depth.rsplit(".", 1)[-1], len(visits))
-        selected = select_live(self.config, self.original, origins)
+        selected = select_live(self.config, self.original, self.tower, origins)
         for name in self.copied:
             setattr(self.owner, name, selected[name])
         for name, value in features.items():

@@ -56,6 +56,7 @@ def unrolled(
         value = getattr(config, key, None)
         if isinstance(value, list) and len(value) == len(old):
             chosen = [value[index] for index in order]
+            key = getattr(type(config), "attribute_map", {}).get(key, key)
             if isinstance(getattr(type(config), key, None), property):
                 config.__class__ = type("Selected", (type(config),), {key: chosen})  # pyright: ignore[reportAttributeAccessIssue]
             else:
@@ -70,15 +71,17 @@ def _move_relative_bias(old: Any, new: Any) -> None:
     table = getattr(getattr(old[0], "attention", None), "rel_attn_embed", None)
     if table is not None:
         new[0].attention.rel_attn_embed = copy.deepcopy(table)
-    first = getattr(old[0], "layer", None)
-    if first is None or not hasattr(first[0], "SelfAttention"):
+    if not hasattr(old[0], "layer"):
         return
-    table = first[0].SelfAttention.relative_attention_bias
+    first, other = (next(iter(old[index].layer[0].children())) for index in (0, 1))
+    if not getattr(first, "has_relative_attention_bias", False) or other.has_relative_attention_bias:
+        return
     for index, block in enumerate(new):
-        attention = block.layer[0].SelfAttention
+        attention = next(iter(block.layer[0].children()))
         attention.has_relative_attention_bias = index == 0
-        if index == 0:
-            attention.relative_attention_bias = copy.deepcopy(table)
+        for name in ("relative_attention_bias", "global_relative_attention_bias"):
+            if index == 0 and hasattr(first, name):
+                setattr(attention, name, copy.deepcopy(getattr(first, name)))
 
 
 def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
@@ -91,7 +94,10 @@ def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], steps:
         for piece in (ids[:, :-steps], *ids[:, -steps:].split(1, dim=1)):
             # A picture is seen once, with the tokens that stand for it; an encoder's input every time.
             kept = rest if name != "input_ids" else _front(rest, ids.shape, steps) if cache is None else {}
-            call = {**kept, name: piece, "use_cache": True}
+            call = {**kept, name: piece}
+            if name == "input_ids" or not model.config.use_cache:
+                # Asked for by name, some models pass it on to an encoder that refuses it.
+                call["use_cache"] = True
             if cache is not None:
                 call[_cache_name(model)] = cache
             out = model(**call)

@@ -15,7 +15,8 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from deepen.errors import FamilyError
 
-KeysValues = tuple[torch.Tensor, torch.Tensor]
+# Keys and values of a turn, and how many of them were there before the pass.
+Shared = tuple[tuple[torch.Tensor, torch.Tensor], Any]
 
 
 class _EverySlot:
@@ -42,7 +43,7 @@ class SlotView(DynamicCache):
     """
 
     def __init__(
-        self, cache: Cache | None, slot: int, shared: dict[int, KeysValues] | None = None, reads: bool = False
+        self, cache: Cache | None, slot: int, shared: dict[int, Shared] | None = None, reads: bool = False
     ) -> None:
         self.cache, self.slot, self.shared, self.reads = cache, slot, shared, reads
 
@@ -56,15 +57,18 @@ class SlotView(DynamicCache):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         if self.reads:
             assert self.shared is not None
-            return self.shared[self.slot]
-        pair = key_states, value_states
+            return self.shared[self.slot][0]
+        pair, past = (key_states, value_states), self.get_seq_length()
+        past = past.clone() if isinstance(past, torch.Tensor) else past
         if self.cache is not None:
             pair = self.cache.update(key_states, value_states, self.slot, *args, **kwargs)
         if self.shared is not None:
-            self.shared[self.slot] = pair
+            self.shared[self.slot] = pair, past
         return pair
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        if self.reads and self.shared is not None:
+            return self.shared[self.slot][1]
         return self.cache.get_seq_length(self.slot) if self.cache is not None else 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -93,13 +97,19 @@ class SlotView(DynamicCache):
     def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs):
         return self._recurrent().update_recurrent_state(recurrent_states, self.slot, state_idx, **kwargs)
 
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        return self._recurrent().get_linear_cache(self.slot)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        self._recurrent().set_linear_cache(self.slot, linear_cache)
+
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         return self._recurrent().update_indexer(indexer_key_states, self.slot)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return self.cache is not None and self.cache.is_recording_past(self.slot)
 
-    def _recurrent(self) -> Cache:
+    def _recurrent(self) -> Any:
         if self.shared is not None:
             raise FamilyError("kv=first shares keys and values between turns, and this layer keeps a recurrent state")
         assert self.cache is not None
@@ -126,14 +136,14 @@ class EncoderDecoderSlotView(EncoderDecoderCache):
     """The same for a pair of self- and cross-attention caches."""
 
     def __init__(
-        self, cache: EncoderDecoderCache, slot: int, shared: dict[int, KeysValues] | None, reads: bool
+        self, cache: EncoderDecoderCache, slot: int, shared: dict[int, Shared] | None, reads: bool
     ) -> None:
         self.self_attention_cache = SlotView(cache.self_attention_cache, slot, shared, reads)
         self.cross_attention_cache = SlotView(cache.cross_attention_cache, slot)
         self.is_updated = _SlotFlags(cache.is_updated, slot)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def view(cache: Cache | None, slot: int, shared: dict[int, KeysValues] | None = None, reads: bool = False) -> Cache:
+def view(cache: Cache | None, slot: int, shared: dict[int, Shared] | None = None, reads: bool = False) -> Cache:
     """The cache as the visit with this slot sees it."""
     if isinstance(cache, EncoderDecoderCache):
         return EncoderDecoderSlotView(cache, slot, shared, reads)
