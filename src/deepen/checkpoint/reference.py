@@ -52,11 +52,11 @@ def unrolled(
     _move_relative_bias(old, layers)
     setattr(owner, name, layers)
     config = getattr(owner, "config", result.config)
-    for key in LISTS:
+    aliases = getattr(type(config), "attribute_map", {})
+    for key in dict.fromkeys(aliases.get(name, name) for name in LISTS):
         value = getattr(config, key, None)
         if isinstance(value, list) and len(value) == len(old):
             chosen = [value[index] for index in order]
-            key = getattr(type(config), "attribute_map", {}).get(key, key)
             if isinstance(getattr(type(config), key, None), property):
                 config.__class__ = type("Selected", (type(config),), {key: chosen})  # pyright: ignore[reportAttributeAccessIssue]
             else:
