@@ -15,6 +15,7 @@ MIXTURE = outputs(
         "mlp.experts.*.down_proj",
         "mlp.shared_expert.down_proj",
         "mlp.shared_experts.down_proj",
+        "mlp.experts.fc2",
         "mlp.shared_mlp.down_proj",
         "block_sparse_moe.experts.down_proj",
         "block_sparse_moe.experts.*.w2",
@@ -54,7 +55,6 @@ TINIES = {
     "axk2": INDEXED,
     "dots1": {**MIXED, **ROUTED, "n_group": 1, "topk_group": 1},
     "glm4_moe": ROUTED,
-    "sarvam_moe": ROUTED,
     "solar_open": ROUTED,
     "ernie4_5_moe": {
         **EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
@@ -67,7 +67,6 @@ TINIES = {
     "mellum": {**MIXED, **EXPERTS, **DENSE},
     "kolibri1": {**MIXED, **SHARED},
     "flint": {**MIXED, **SHARED, "mlp_only_layers": [2]},
-    "beam": {**MIXED, **EXPERTS, **DENSE},
     "mimo_v2_flash": {**MIXED, **ROUTED, **DENSE, "n_group": 1, "topk_group": 1},
     "granitemoe": GRANITE,
     "granitemoe_swa": {**MIXED, **GRANITE, "layer_rope_theta": [10000.0, 0, 10000.0, 500.0, 0, 500.0]},
@@ -80,14 +79,24 @@ for name, tiny in TINIES.items():
 register(
     Family(
         model_type="granitemoeshared",
+        towers=(text(parts=Parts(feed_forward=("block_sparse_moe+shared_mlp",), outputs=MIXTURE)),),
+        tiny={**GRANITE, "shared_intermediate_size": 16},
+    ),
+    Family(
+        model_type="beam",
         towers=(
             text(
                 parts=whole(
-                    "its experts and its shared feed-forward are two modules", MIXTURE["a"], MIXTURE["f"]
+                    "it scales the stream by its number", MIXTURE["a"], MIXTURE["f"], post_norm=True
                 )
             ),
         ),
-        tiny={**GRANITE, "shared_intermediate_size": 16},
+        tiny={**MIXED, **EXPERTS, **DENSE, "n_group": 2, "topk_group": 1},
+    ),
+    Family(
+        model_type="sarvam_moe",
+        towers=(text(parts=Parts(outputs={**MIXTURE, "a": ("self_attn.o_proj", "attention.dense")})),),
+        tiny=ROUTED,
     ),
     Family(
         model_type="cohere2_moe",
