@@ -135,15 +135,29 @@ def _bank(originals: nn.ModuleList, tower: Tower, plan: Plan, bank: Sequence[int
     """One module a key, built as the original class built the layer it comes from."""
     used: set[int] = set()
     modules = []
-    for index, key in enumerate(plan.keys):
+    for key in plan.keys:
         origin = bank[key.layer]
-        if tower.first:
-            # The relative bias belongs to the first layer executed, whichever that is.
-            origin = 0 if index == 0 else max(origin, 1) if len(originals) > 1 else origin
-        layer = originals[origin]
-        modules.append(copy.deepcopy(layer) if origin in used else layer)
+        modules.append(copy.deepcopy(originals[origin]) if origin in used else originals[origin])
         used.add(origin)
+    _place_first(originals[0], modules, tower.first)
     return modules
+
+
+def _place_first(owner: nn.Module, modules: Sequence[nn.Module], names: Sequence[str]) -> None:
+    """Moves what only the first layer executed may own, a relative bias, to the first of `modules`."""
+    present = dict(owner.named_parameters())
+    special = {name.rsplit(".", 1)[0] for name in names if name in present}
+    held = {path: owner.get_submodule(path) for path in special}
+    for index, layer in enumerate(modules):
+        for path, module in held.items():
+            at, _, leaf = path.rpartition(".")
+            place = layer.get_submodule(at)
+            if index == 0:
+                setattr(place, leaf, module)
+            elif hasattr(place, leaf):
+                delattr(place, leaf)
+            if hasattr(place, "has_relative_attention_bias"):
+                place.has_relative_attention_bias = index == 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def load(
