@@ -174,20 +174,6 @@ register(
         },
     ),
     Family(
-        model_type="recurrent_gemma",
-        towers=(
-            text(
-                parts=Parts(
-                    mixer=("temporal_block",),
-                    feed_forward=("mlp_block",),
-                    outputs=outputs(("temporal_block.o_proj", "temporal_block.linear_out"), "mlp_block.down_proj"),
-                    returns={"RecurrentGemmaRecurrentBlock": 2, "RecurrentGemmaAttention": 2},
-                )
-            ),
-        ),
-        tiny={**TINY, "attention_window_size": 8, "lru_width": 32, "block_types": ["recurrent", "attention"]},
-    ),
-    Family(
         model_type="minimax",
         towers=(
             text(
