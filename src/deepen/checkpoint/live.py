@@ -42,7 +42,9 @@ class LiveConfig:
         self.copied = [
             name
             for name in (*LISTS, *INDEXES)
-            if name not in tower.foreign and name in vars(owner) and vars(owner)[name] == getattr(self.original, name, None)
+            if name not in tower.foreign
+            and name in vars(owner)
+            and vars(owner)[name] == getattr(self.original, name, None)
         ]
 
     def follow(self, visits: Sequence[Visit]) -> None:

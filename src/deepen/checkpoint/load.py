@@ -156,8 +156,9 @@ def _place_first(owner: nn.Module, modules: Sequence[nn.Module], names: Sequence
                 setattr(place, leaf, module)
             elif hasattr(place, leaf):
                 delattr(place, leaf)
-            if hasattr(place, "has_relative_attention_bias"):
-                place.has_relative_attention_bias = index == 0  # pyright: ignore[reportAttributeAccessIssue]
+            flag = "has_relative_attention_bias"
+            if hasattr(place, flag):
+                setattr(place, flag, index == 0)
 
 
 def load(

@@ -135,9 +135,7 @@ class _SlotFlags:
 class EncoderDecoderSlotView(EncoderDecoderCache):
     """The same for a pair of self- and cross-attention caches."""
 
-    def __init__(
-        self, cache: EncoderDecoderCache, slot: int, shared: dict[int, Shared] | None, reads: bool
-    ) -> None:
+    def __init__(self, cache: EncoderDecoderCache, slot: int, shared: dict[int, Shared] | None, reads: bool) -> None:
         self.self_attention_cache = SlotView(cache.self_attention_cache, slot, shared, reads)
         self.cross_attention_cache = SlotView(cache.cross_attention_cache, slot)
         self.is_updated = _SlotFlags(cache.is_updated, slot)  # pyright: ignore[reportAttributeAccessIssue]
