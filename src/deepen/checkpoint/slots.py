@@ -32,6 +32,18 @@ class _EverySlot:
         return len(self._layers)
 
 
+class _SharedSlot:
+    """The cache layers of a visit that shares its keys and values, which a layer may only reach through `update`."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise FamilyError(
+            "kv=first shares keys and values between turns, and this layer keeps more than keys and values in its cache"
+        )
+
+    def __len__(self) -> int:
+        return 0
+
+
 class SlotView(DynamicCache):
     """A cache in which every layer index is the slot of one visit.
 
@@ -49,6 +61,8 @@ class SlotView(DynamicCache):
 
     @property
     def layers(self) -> Any:
+        if self.shared is not None:
+            return _SharedSlot()
         return _EverySlot(self.cache.layers, self.slot) if self.cache is not None else []
 
     def __len__(self) -> int:
