@@ -51,7 +51,6 @@ TINIES = {
     "axk1": {**LATENT, **DENSE},
     "glm4_moe_lite": {**LATENT, **DENSE},
     "deepseek_v32": INDEXED,
-    "glm_moe_dsa": INDEXED,
     "axk2": INDEXED,
     "dots1": {**MIXED, **ROUTED, "n_group": 1, "topk_group": 1},
     "glm4_moe": ROUTED,
@@ -142,5 +141,55 @@ register(
             ),
         ),
         tiny={**EXPERTS, "kv_channels": 8},
+    ),
+    Family(
+        model_type="dbrx",
+        towers=(
+            text(
+                "blocks",
+                "n_layers",
+                whole(
+                    "its attention adds the residual itself", "norm_attn_norm.attn.out_proj", "ffn.experts.mlp.w2"
+                ),
+            ),
+        ),
+        tiny={
+            "vocab_size": 96, "d_model": 32, "n_heads": 4, "n_layers": 6, "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 16, "hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    Family(
+        model_type="minimax_m3_vl_text",
+        towers=(text(parts=Parts(outputs=MIXTURE)),),
+        tiny={
+            **EXPERTS, **DENSE, "dense_intermediate_size": 48, "shared_intermediate_size": 16, "index_n_heads": 2,
+            "index_head_dim": 8, "index_block_size": 4, "index_topk_blocks": 2,
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"] * 2,
+        },
+    ),
+    Family(
+        model_type="inkling_text",
+        towers=(text(parts=Parts(outputs={**MIXTURE, "f": (*MIXTURE["f"], "mlp.*.down_proj")})),),
+        tiny={
+            **EXPERTS, **DENSE, "n_routed_experts": 4, "n_shared_experts": 2, "sliding_window_size": 8,
+            "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+            "layer_types": ["hybrid_sliding", "hybrid"] * 3,
+        },
+    ),
+    Family(
+        model_type="deepseek_v4",
+        towers=(
+            text(
+                parts=whole(
+                    "it mixes the lanes of its stream around each part", "self_attn.o_b_proj", MIXTURE["f"],
+                    post_norm=True,
+                )
+            ),
+        ),
+        tiny={
+            **LATENT, "sliding_window": 8, "o_lora_rank": 16, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 2,
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        },
     ),
 )  # fmt: skip
