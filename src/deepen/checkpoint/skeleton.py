@@ -30,8 +30,8 @@ from deepen.checkpoint.depth_fields import LISTS, stated_depth
 from deepen.checkpoint.family import Family, Tower
 from deepen.errors import CheckpointError, FamilyError
 
-# Attributes that number a layer; they may differ between a layer and the one it stands for.
-INDEX_ATTRIBUTES = frozenset({"layer_idx", "layer_id", "layer_number", "block_idx"})
+# Attributes that number a layer; they may differ between a layer and the one it stands for. BigBird numbers by seed.
+INDEX_ATTRIBUTES = frozenset({"layer_idx", "layer_id", "layer_number", "layer_num", "block_idx", "seed"})
 
 
 def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:

@@ -69,8 +69,11 @@ def tiny_inputs(model: PreTrainedModel, tokens: int = 24, batch: int = 2, seed: 
 
 
 def output_of(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], **more: Any) -> torch.Tensor:
-    """Logits, or the last hidden state of a model without a head, in fp32."""
+    """Logits, or the last hidden state of a model without a head, or all that a model of two towers gives; in fp32."""
     with torch.no_grad():
         result = model(**inputs, **more)
-    found = getattr(result, "logits", None)
-    return (found if found is not None else result.last_hidden_state).float()
+    for name in ("logits", "last_hidden_state"):
+        if (found := getattr(result, name, None)) is not None:
+            return found.float()
+    tensors = [value for value in result.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    return torch.cat([tensor.float().flatten() for tensor in tensors])
