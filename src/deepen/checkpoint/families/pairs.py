@@ -1,0 +1,88 @@
+"""Models of a text encoder beside a vision or audio encoder, each with its own depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from deepen.checkpoint.families.encoders import BERT
+from deepen.checkpoint.families.perception import CLIP, IMAGE
+from deepen.checkpoint.families.shapes import TINY, outputs
+from deepen.checkpoint.family import Family, Parts, Tower, register
+
+WORDS = {**TINY, "num_hidden_layers": 4, "projection_dim": 16, "projection_size": 32, "project_dim": 16}
+PICTURE = {**IMAGE, "num_hidden_layers": 5, "projection_dim": 16}
+AIM = Parts(mixer=("attention",), feed_forward=("ffn",), outputs=outputs("attention.out_proj", "ffn.down_proj"))
+BLIP = Parts(outputs=outputs("self_attn.projection", "mlp.fc2"))
+
+
+def both(config: Any, tokens: int) -> dict[str, torch.Tensor]:
+    """Two texts and two pictures."""
+    size = config.vision_config.image_size
+    return {
+        "input_ids": torch.randint(4, config.text_config.vocab_size, (2, tokens)),
+        "pixel_values": torch.randn(2, 3, size, size),
+    }
+
+
+def cut(config: Any, tokens: int) -> dict[str, torch.Tensor]:
+    """Two texts and two pictures cut into patches."""
+    return {
+        "input_ids": both(config, tokens)["input_ids"],
+        "pixel_values": torch.randn(2, 16, 3 * config.vision_config.patch_size**2),
+        "pixel_attention_mask": torch.ones(2, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4], [2, 8]]),
+    }
+
+
+def pair(
+    model_type: str,
+    text: tuple[str, Parts] = ("text_model.encoder.layers", CLIP),
+    vision: tuple[str, Parts] = ("vision_model.encoder.layers", CLIP),
+    inputs: Callable[[Any, int], dict[str, torch.Tensor]] = both,
+    words: Mapping[str, Any] | None = None,
+    picture: Mapping[str, Any] | None = None,
+    on_disk: tuple[str, ...] = (),
+) -> Family:
+    """A family in the shape of CLIP."""
+    return Family(
+        model_type=model_type,
+        towers=(
+            Tower(
+                name="text",
+                container=text[0],
+                depth="text_config.num_hidden_layers",
+                parts=text[1],
+                on_disk=on_disk,
+            ),
+            Tower(name="vision", container=vision[0], depth="vision_config.num_hidden_layers", parts=vision[1]),
+        ),
+        tiny={
+            "text_config": {**WORDS, **(words or {})},
+            "vision_config": {**PICTURE, **(picture or {})},
+            "projection_dim": 16,
+        },
+        inputs=inputs,
+    )
+
+
+for name in "clip siglip metaclip_2 owlvit owlv2".split():
+    register(pair(name))
+register(
+    pair("siglip2", inputs=cut, picture={"num_patches": 16}),
+    pair("chinese_clip", text=("text_model.encoder.layer", BERT)),
+    pair(
+        "altclip",
+        text=("text_model.roberta.encoder.layers", BERT),
+        on_disk=("text_model.roberta.encoder.layer",),
+    ),
+    pair("aimv2", text=("text_model.encoder.layers", AIM), vision=("vision_model.encoder.layers", AIM)),
+    pair(
+        "blip",
+        text=("text_model.encoder.layer", BERT),
+        vision=("vision_model.encoder.layers", BLIP),
+        words={"encoder_hidden_size": 32},
+    ),
+)
