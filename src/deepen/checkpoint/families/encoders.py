@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from deepen.checkpoint.families.shapes import ADDS_ITSELF, POST_NORM, TINY, outputs, whole
+from deepen.checkpoint.families.shapes import ADDS_ITSELF, POST_NORM, TINY, outputs, torch, whole
 from deepen.checkpoint.family import Family, Parts, Tower, register
 
 BERT = whole(POST_NORM, "attention.output.dense", "output.dense", post_norm=True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from deepen.checkpoint.families.encoders import BERT
 from deepen.checkpoint.families.perception import CLIP, IMAGE
-from deepen.checkpoint.families.shapes import TINY, outputs
+from deepen.checkpoint.families.shapes import TINY, outputs, torch
 from deepen.checkpoint.family import Family, Parts, Tower, register
 
 WORDS = {**TINY, "num_hidden_layers": 4, "projection_dim": 16, "projection_size": 32, "project_dim": 16}
@@ -44,7 +42,8 @@ def pair(
     inputs: Callable[[Any, int], dict[str, torch.Tensor]] = both,
     words: Mapping[str, Any] | None = None,
     picture: Mapping[str, Any] | None = None,
-    on_disk: tuple[str, ...] = (),
+    text_on_disk: tuple[str, ...] = (),
+    vision_on_disk: tuple[str, ...] = (),
 ) -> Family:
     """A family in the shape of CLIP."""
     return Family(
@@ -55,9 +54,15 @@ def pair(
                 container=text[0],
                 depth="text_config.num_hidden_layers",
                 parts=text[1],
-                on_disk=on_disk,
+                on_disk=text_on_disk,
             ),
-            Tower(name="vision", container=vision[0], depth="vision_config.num_hidden_layers", parts=vision[1]),
+            Tower(
+                name="vision",
+                container=vision[0],
+                depth="vision_config.num_hidden_layers",
+                parts=vision[1],
+                on_disk=vision_on_disk,
+            ),
         ),
         tiny={
             "text_config": {**WORDS, **(words or {})},
@@ -76,7 +81,8 @@ register(
     pair(
         "altclip",
         text=("text_model.roberta.encoder.layers", BERT),
-        on_disk=("text_model.roberta.encoder.layer",),
+        text_on_disk=("text_model.roberta.encoder.layer",),
+        vision_on_disk=("vision_model.encoder.layers", "vision_model.encoder.layer"),
     ),
     pair("aimv2", text=("text_model.encoder.layers", AIM), vision=("vision_model.encoder.layers", AIM)),
     pair(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from deepen.checkpoint.families.shapes import TINY, outputs, whole
+from deepen.checkpoint.families.shapes import TINY, outputs, torch, whole
 from deepen.checkpoint.family import Family, Parts, Tower, register
 
 IMAGE = {**TINY, "image_size": 16, "patch_size": 4}
+SAM = {
+    **IMAGE,
+    "image_size": 32,
+    "mlp_dim": 48,
+    "window_size": 4,
+    "global_attn_indexes": [1, 4],
+    "output_channels": 16,
+    "num_pos_feats": 8,
+}
 NO_PART = "its feed-forward is two modules, of which the second adds the residual"
 VIT = Parts(
     mixer=("attention",),
@@ -166,26 +173,7 @@ register(
     Family(
         model_type="sam_vision_model",
         towers=vision("layers", Parts(mixer=("attn",), outputs=outputs("attn.proj", "mlp.lin2"))),
-        tiny={
-            **IMAGE,
-            "image_size": 32,
-            "mlp_dim": 48,
-            "window_size": 4,
-            "global_attn_indexes": [1, 4],
-            "output_channels": 8,
-        },
-    ),
-    Family(
-        model_type="sam_hq_vision_model",
-        towers=vision("layers", Parts(mixer=("attn",), outputs=outputs("attn.proj", "mlp.lin2"))),
-        tiny={
-            **IMAGE,
-            "image_size": 32,
-            "mlp_dim": 48,
-            "window_size": 4,
-            "global_attn_indexes": [1, 4],
-            "output_channels": 8,
-        },
+        tiny=SAM,
     ),
     Family(
         model_type="sam3_vit_model",
@@ -223,4 +211,38 @@ register(
         },
         inputs=clip_frames,
     ),
+)
+
+
+def prompted(config: Any, tokens: int) -> dict[str, torch.Tensor]:
+    """Pictures, and a point in each that is to be cut out."""
+    size = config.vision_config.image_size
+    return {
+        "pixel_values": torch.randn(2, 3, size, size),
+        "input_points": torch.tensor([[[[9.0, 12.0]]], [[[20.0, 4.0]]]]),
+    }
+
+
+# The decoder of masks has two streams, so only the vision encoder is a tower.
+register(
+    Family(
+        model_type="sam",
+        towers=vision(
+            "vision_encoder.layers",
+            Parts(mixer=("attn",), outputs=outputs("attn.proj", "mlp.lin2")),
+            depth="vision_config.num_hidden_layers",
+        ),
+        tiny={
+            "vision_config": SAM,
+            "prompt_encoder_config": {"hidden_size": 16, "image_size": 32, "patch_size": 4, "mask_input_channels": 4},
+            "mask_decoder_config": {
+                "hidden_size": 16,
+                "mlp_dim": 24,
+                "num_attention_heads": 2,
+                "iou_head_hidden_dim": 16,
+                "vit_dim": 32,
+            },
+        },
+        inputs=prompted,
+    )
 )

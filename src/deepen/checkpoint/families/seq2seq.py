@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
-from deepen.checkpoint.families.shapes import ADDS_ITSELF, MIXED, NO_MODULE, Names, outputs, whole
+from deepen.checkpoint.families.shapes import ADDS_ITSELF, MIXED, NO_MODULE, Names, outputs, torch, whole
 from deepen.checkpoint.family import Family, Parts, Tower, register
 
-Inputs = Callable[[Any, int], dict[str, torch.Tensor]]
+Inputs = Callable[[Any, int], dict[str, Any]]
 
 # The first block executed computes the bias that the others reuse.
 BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"

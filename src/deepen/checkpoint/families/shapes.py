@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from deepen.checkpoint.family import Parts, Tower
+
+if TYPE_CHECKING:
+    import torch
+else:
+
+    class _Torch:
+        """torch, imported when an input is made: the table alone is read without it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("torch"), name)
+
+    torch = _Torch()
 
 Names = tuple[str, ...] | str
 

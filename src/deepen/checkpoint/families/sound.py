@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from deepen.checkpoint.families.shapes import POST_NORM, TINY, outputs, whole
+from deepen.checkpoint.families.shapes import POST_NORM, TINY, outputs, torch, whole
 from deepen.checkpoint.family import Family, Parts, Tower, register
 
 SOUND = {
@@ -18,6 +16,11 @@ LASR = {
     "layerdrop": 0.0,
 }  # fmt: skip
 POST = whole(POST_NORM, "attention.out_proj", "feed_forward.output_dense", post_norm=True)
+PRE = Parts(
+    mixer=("attention",),
+    feed_forward=("feed_forward",),
+    outputs=outputs("attention.out_proj", "feed_forward.output_dense"),
+)
 MACARON = whole(
     "it has two feed-forwards, a convolution and a norm at its end",
     ("self_attn.linear_out", "self_attn.o_proj", "conv_module.pointwise_conv2", "conv.pointwise_conv2"),
@@ -41,6 +44,10 @@ def bands(config: Any, tokens: int) -> dict[str, torch.Tensor]:
 
 def mel(config: Any, tokens: int) -> dict[str, torch.Tensor]:
     return {"input_features": torch.randn(2, 40, config.num_mel_bins)}
+
+
+def waves(config: Any, tokens: int) -> dict[str, torch.Tensor]:
+    return {"input_values": torch.randn(2, 1, 400)}
 
 
 def nested_mel(config: Any, tokens: int) -> dict[str, torch.Tensor]:
@@ -123,5 +130,13 @@ register(
         towers=audio("encoder.layers", MACARON, depth="encoder_config.num_hidden_layers"),
         tiny={"vocab_size": 96, "pad_token_id": 0, "encoder_config": LASR},
         inputs=nested_mel,
+    ),
+)
+register(
+    Family(
+        model_type="omniasr_ctc",
+        towers=audio("audio_tower.layers", PRE, depth="audio_config.num_hidden_layers"),
+        tiny={"vocab_size": 96, "pad_token_id": 0, "audio_config": SOUND},
+        inputs=waves,
     ),
 )
