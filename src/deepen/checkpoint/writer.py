@@ -1,7 +1,8 @@
 """Writes weights in the safetensors format, streaming: the model is never in memory.
 
 A tensor whose recipe is a byte range of a file is copied in pieces of at most 16 MB, by the kernel where it can and
-through one buffer of 1 MB where it cannot. A tensor that has to be computed is computed, written and freed before the next.
+through one buffer of 1 MB where it cannot. A tensor that has to be computed is computed, written and freed before the
+next.
 The bytes written depend only on the recipes: the same input gives the same files.
 """
 
