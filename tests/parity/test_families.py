@@ -46,7 +46,7 @@ def test_shape_is_right_or_refused(model_type: str, tmp_path: Path) -> None:
     complete(model_type, tmp_path)
 
 
-@pytest.mark.parametrize(("number", "model_type"), enumerate(sorted(set(known_families()) - set(SHAPES))))
+@pytest.mark.parametrize(("number", "model_type"), list(enumerate(sorted(set(known_families()) - set(SHAPES)))))
 def test_family_is_right(number: int, model_type: str, tmp_path: Path) -> None:
     judge(model_type, examine(model_type, tmp_path, SHARDS[number % len(SHARDS)]))
 
