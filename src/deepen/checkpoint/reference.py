@@ -95,7 +95,7 @@ def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], steps:
             # A picture is seen once, with the tokens that stand for it; an encoder's input every time.
             kept = rest if name != "input_ids" else _front(rest, ids.shape, steps) if cache is None else {}
             call = {**kept, name: piece}
-            if name == "input_ids" or not model.config.use_cache:
+            if name == "input_ids" or not getattr(model.config, "use_cache", False):
                 # Asked for by name, some models pass it on to an encoder that refuses it.
                 call["use_cache"] = True
             if cache is not None:
