@@ -72,11 +72,8 @@ def test_a_identity_is_the_original_bit_for_bit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("seed", range(PROGRAMS))
+@pytest.mark.parametrize("case", ONE_MASK, indirect=True, scope="module")
 def test_program_means_its_tree(case: Case, seed: int) -> None:
-    if case.name not in ONE_MASK:
-        pytest.skip(
-            "the layers of this model take different masks; the parity suite compares it with hand-built models"
-        )
     text = case.program(seed, kv=False)
     tree = Program.parse(text).tree()
     meant = with_meaning(case.model, case.tower.container, tree, case.tower.parts, {case.tower.depth: 1})
@@ -125,10 +122,10 @@ def test_h_untying_keeps_the_outputs(case: Case, seed: int) -> None:
     assert torch.equal(case.run(case.prefix + untied), case.run(case.prefix + text)), (text, untied)
 
 
+# The two towers of BART see different tokens, so one count a token does not measure them.
 @pytest.mark.parametrize("seed", range(PROGRAMS))
+@pytest.mark.parametrize("case", [name for name in ARCHITECTURES if name != "bart"], indirect=True, scope="module")
 def test_i_counted_cost_is_measured(case: Case, seed: int) -> None:
-    if len(case.family.towers) > 1:
-        pytest.skip("two towers see different tokens; each is measured through its own layers in the parity suite")
     text = case.program(500 + seed)
     checkpoint = case.checkpoint.apply(text)
     model = checkpoint.load()
@@ -220,15 +217,14 @@ def test_copies_own_their_memory(case: Case) -> None:
     assert all(torch.equal(p, before[name]) for name, p in original.named_parameters())
 
 
+# One compilation takes half a minute; the slow set compiles more.
+@pytest.mark.parametrize("case", ["llama"], indirect=True, scope="module")
 def test_k_compiles_whole_and_agrees(case: Case) -> None:
-    if case.name != "llama":
-        pytest.skip("one compilation takes half a minute; the slow set compiles more")
     torch._dynamo.reset()
-    for text in ("0 {1|2.a} (3)*2[kv=first]",):
-        model = case.checkpoint.apply(text).load()
-        expected = output_of(model, case.inputs, use_cache=False)
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        assert difference(output_of(compiled, case.inputs, use_cache=False), expected) <= TOY, text
+    model = case.checkpoint.apply("0 {1|2.a} (3)*2[kv=first]").load()
+    expected = output_of(model, case.inputs, use_cache=False)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert difference(output_of(compiled, case.inputs, use_cache=False), expected) <= TOY
 
 
 @pytest.mark.slow
