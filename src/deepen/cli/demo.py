@@ -49,7 +49,7 @@ def demo(
     model: Annotated[str, Parameter(help="Another causal model: a folder, a .gguf file or a hub id.")] = "",
     data: Annotated[str, Parameter(help="Another text, UTF-8.")] = "",
     out: Annotated[str, Parameter(help="Folder of the page.")] = "demo",
-    tokens: Annotated[int, Parameter(help="Tokens of the text to read.")] = 1024,
+    tokens: Annotated[int, Parameter(help="Tokens of the text to read.")] = 2048,
     prompt: Annotated[str, Parameter(help="What every program answers or continues.")] = PROMPT,
     common: Common = DEFAULT,
 ) -> None:
