@@ -59,7 +59,6 @@ class VisitList(nn.ModuleList):
         self.state = Pass()
         self.marks: dict[str, torch.Tensor] = {}
         self.counts: dict[int, int] = {}
-        self.generation = 0
         self.set_counts({})
 
     def set_counts(self, counts: Mapping[int, int]) -> None:
@@ -79,7 +78,6 @@ class VisitList(nn.ModuleList):
                 f"{self.tower.first[0]}, which the first layer executed must hold; put a visit before the loop"
             )
         self.counts = {loop.number: counts.get(loop.number, loop.maximum) for loop in self.plan.loops}
-        self.generation += 1
         self.entries = tuple(self._entries(tape, visits))
         self.slot_owners = tuple(entry.index for entry in self.entries if entry.visit.writes)
         self.live.follow(visits)
