@@ -30,13 +30,15 @@ from deepen.errors import DeepenError, FamilyError
 from deepen.program import Back, Blend, Fork, Join, Op, Plan, Record, Run, Turn, Visit
 
 CACHE_NAMES = ("cache", "past_key_values", "layer_past", "layer_state")
+# The stream at an open fork, and the branches that are finished.
+Forked = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
     """What one forward pass carries between visits: open forks, and keys and values shared by turns."""
 
-    forks: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
+    forks: list[Forked] = field(default_factory=list)
     shared: dict[int, Shared] = field(default_factory=dict)
 
 
@@ -174,7 +176,7 @@ class Entry:
         if self.index == 0:
             owner.begin(_given_cache(args, kwargs))
         if self.before:
-            args, kwargs = _map_stream(args, kwargs, lambda stream: self._operate(self.before, stream))
+            args, kwargs = map_stream(args, kwargs, lambda stream: self._operate(self.before, stream))
         if owner.tower.caches:
             args, kwargs = self._own_slot(args, kwargs)
         out = (self.partial or self.layer)(*args, **kwargs)
@@ -203,25 +205,31 @@ class Entry:
         }
 
     def _operate(self, ops: Sequence[Op], stream: torch.Tensor) -> torch.Tensor:
-        forks = self.owner.state.forks
-        for op in ops:
-            if isinstance(op, Fork):
-                forks.append((stream, []))
-            elif isinstance(op, Back):
-                entry, branches = forks[-1]
-                branches.append(stream)
-                stream = entry
-            elif isinstance(op, Join):
-                entry, branches = forks.pop()
-                updates = [branch - entry for branch in (*branches, stream)]
-                total = sum(updates[1:], updates[0])
-                stream = entry + (total / len(updates) if op.comb == "mean" else total)
-            elif isinstance(op, Blend):
-                entry, _ = forks.pop()
-                stream = entry + op.scale * (stream - entry)
-            elif isinstance(op, Record):
-                self.owner.marks[op.name] = stream
-        return stream
+        return operate(ops, stream, self.owner.state.forks, self.owner.marks)
+
+
+def operate(
+    ops: Sequence[Op], stream: torch.Tensor, forks: list[Forked], marks: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """The stream after the operations of a tape that stand between two visits; open forks and marks are updated."""
+    for op in ops:
+        if isinstance(op, Fork):
+            forks.append((stream, []))
+        elif isinstance(op, Back):
+            entry, branches = forks[-1]
+            branches.append(stream)
+            stream = entry
+        elif isinstance(op, Join):
+            entry, branches = forks.pop()
+            updates = [branch - entry for branch in (*branches, stream)]
+            total = sum(updates[1:], updates[0])
+            stream = entry + (total / len(updates) if op.comb == "mean" else total)
+        elif isinstance(op, Blend):
+            entry, _ = forks.pop()
+            stream = entry + op.scale * (stream - entry)
+        elif isinstance(op, Record):
+            marks[op.name] = stream
+    return stream
 
 
 class Absent(nn.Module):
@@ -292,7 +300,7 @@ def _with_cache(
     return args, {**{key: value for key, value in kwargs.items() if key not in CACHE_NAMES}, name: cache}
 
 
-def _map_stream(
+def map_stream(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call with its stream (the first argument, or `hidden_states`) changed."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepen.errors import DataError, FamilyError
-from deepen.probe.windows import batches, cut, require_context
+from deepen.probe.windows import Window, batches, cut, require_context
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,8 @@ class Evaluation:
         context: tokens of a window.
         read: tokens that went through the model.
         seconds: spent in the model.
+        window_nll: the nll of each window, in the order of the text.
+        window_tokens: the scored tokens of each window.
     """
 
     nll: float
@@ -53,6 +55,8 @@ class Evaluation:
     context: int
     read: int
     seconds: float
+    window_nll: tuple[float, ...] = ()
+    window_tokens: tuple[int, ...] = ()
 
     @property
     def perplexity(self) -> float:
@@ -112,26 +116,56 @@ def perplexity(
         raise FamilyError(f"{name} has no causal head, so perplexity says nothing; deepen.distance compares programs")
     require_context(model.config, context)
     windows = cut(tokenizer, text, context=context, tokens=tokens)
-    nll, scored, size, read, seconds = 0.0, 0, 0, 0, 0.0
+    nll: list[float] = []
+    seconds = 0.0
     with torch.inference_mode():
         for group in batches(windows, batch):
             ids = torch.tensor([window.ids for window in group], device=model.device)
-            first = max(1, group[0].start)
             started = time.perf_counter()
-            logits = model(input_ids=ids, use_cache=False).logits
-            losses = token_losses(logits[:, first - 1 : -1], ids[:, first:])
-            total = losses.sum(dtype=torch.float64).item()
+            found = window_losses(model(input_ids=ids, use_cache=False).logits, ids, group)
             seconds += time.perf_counter() - started
-            if not math.isfinite(total):
+            if not all(map(math.isfinite, found)):
                 raise DataError("the model's logits are not finite on this text; compute in --dtype float32")
-            nll += total
-            scored += losses.numel()
-            read += ids.numel()
-            size += sum(window.edges[-1] - window.edges[first - window.start] for window in group)
+            nll += found
             if progress is not None:
                 progress(len(group), len(windows))
+    return summed(windows, nll, context, seconds)
+
+
+def window_losses(logits: torch.Tensor, ids: torch.Tensor, group: Sequence[Window]) -> list[float]:
+    """The negative log likelihood of each window of a batch, in nats.
+
+    Args:
+        logits: [b, t, vocabulary].
+        ids: [b, t].
+        group: the windows of the batch.
+    """
+    import torch
+
+    first = scored_from(group[0])
+    losses = token_losses(logits[:, first - 1 : -1], ids[:, first:])
+    return losses.view(len(group), -1).sum(1, dtype=torch.float64).tolist()
+
+
+def scored_from(window: Window) -> int:
+    """The first token of a window that is scored."""
+    return max(1, window.start)
+
+
+def summed(windows: Sequence[Window], nll: Sequence[float], context: int, seconds: float) -> Evaluation:
+    """The evaluation of a text from the losses of its windows."""
+    firsts = [scored_from(window) for window in windows]
+    tokens = [len(window.ids) - first for window, first in zip(windows, firsts, strict=True)]
     return Evaluation(
-        nll=nll, tokens=scored, bytes=size, windows=len(windows), context=context, read=read, seconds=seconds
+        nll=sum(nll),
+        tokens=sum(tokens),
+        bytes=sum(w.edges[-1] - w.edges[first - w.start] for w, first in zip(windows, firsts, strict=True)),
+        windows=len(windows),
+        context=context,
+        read=sum(len(window.ids) for window in windows),
+        seconds=seconds,
+        window_nll=tuple(nll),
+        window_tokens=tuple(tokens),
     )
 
 
