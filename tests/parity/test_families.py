@@ -19,7 +19,7 @@ MUST = ("identity", "drop", "reorder", "repeat", "copy", "group", "save", "cache
 SHARDS = (("identity", "drop", "cache"), ("identity", "reorder", "repeat"), ("identity", "save"))
 SHAPES = (
     *("llama", "gemma2", "gpt2", "gpt_neox", "bloom", "opt", "qwen2_moe", "deepseek_v3", "mamba", "jamba"),
-    *("bert", "modernbert", "t5", "bart", "whisper", "vit", "dinov2", "wav2vec2", "llava"),
+    *("bert", "albert", "modernbert", "t5", "bart", "whisper", "vit", "dinov2", "wav2vec2", "llava"),
 )
 
 

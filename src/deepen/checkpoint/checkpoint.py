@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepen.checkpoint.depth_fields import original_program
 from deepen.checkpoint.disk import DiskTower, check_tensors, read_towers
 from deepen.checkpoint.family import Family
 from deepen.checkpoint.layout import Layout, layout, refuse_attributes
 from deepen.checkpoint.skeleton import Skeleton
 from deepen.checkpoint.sources import Source
+from deepen.checkpoint.taps import refuse_taps
 from deepen.errors import ProgramError
 from deepen.program import Plan, Program
 
@@ -51,6 +53,11 @@ class Checkpoint:
     def depth(self) -> dict[str, int]:
         """Stored layers of each tower."""
         return {name: len(bank) for name, bank in self.banks.items()}
+
+    @property
+    def identity(self) -> Program:
+        """The program of the original model: every stored layer once, or as often as the class itself visits it."""
+        return original_program(self.config, self.family, self.banks)
 
     @cached_property
     def skeleton(self) -> Skeleton:
@@ -109,6 +116,7 @@ class Checkpoint:
         """
         for tower in self.family.towers:
             refuse_attributes(self.plan(tower.name), tower, self.family.model_type)
+            refuse_taps(self, tower)
 
     def cost(self, context: int = 1024) -> Cost:
         """Parameters, visits, FLOPs a token and cache bytes at `context` tokens, summed over the towers."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from deepen.checkpoint.family import Family, Tower
 from deepen.errors import CheckpointError, FamilyError
+from deepen.program import Program
 
 # One entry per layer.
 LISTS = (
@@ -99,6 +101,29 @@ def stated_depth(config: Any, raw: Mapping[str, Any], tower: Tower, where: str) 
     return name, depth
 
 
+def original_program(raw: Mapping[str, Any], family: Family, banks: Mapping[str, Sequence[int]]) -> Program:
+    """The program of the original model: every layer once, or as often as the class itself visits it."""
+    texts = {tower.name: _original_text(raw, tower, banks[tower.name]) for tower in family.towers}
+    if len(texts) == 1:
+        return Program.parse(*texts.values())
+    return Program.parse(" ".join(f"{name}: {text}" for name, text in texts.items()))
+
+
+def _original_text(raw: Mapping[str, Any], tower: Tower, bank: Sequence[int]) -> str:
+    depth = len(bank)
+    visits = scope(copy.deepcopy(dict(raw)), tower).get(tower.repeats, depth) if tower.repeats else depth
+    if visits == depth or list(bank) != list(range(depth)):
+        return str(Program.identity(depth))
+    order = spread(visits, depth)
+    counts = {layer: order.count(layer) for layer in order}
+    return " ".join(f"({layer})*{count}" if count > 1 else f"{layer}" for layer, count in counts.items())
+
+
+def spread(visits: int, depth: int) -> list[int]:
+    """The layer of each visit of a class that repeats its layers."""
+    return [int(visit / (visits / depth)) for visit in range(visits)]
+
+
 def select(
     raw: Mapping[str, Any],
     build: Callable[[dict[str, Any]], Any],
@@ -151,9 +176,12 @@ def select(
     _renumber_dense(before, inner, origins)
     _recount_prefix(before, inner, origins, where)
     _solve_periods(before, inner, origins, where)
-    for field, fed in family.features.items():
-        if fed == tower.name:
-            set_feature(new, built, field, depth, origins, where)
+    for field, value in moved_features(built, family, tower, depth, origins, where).items():
+        *scopes, leaf = field.split(".")
+        holder = new
+        for name in scopes:
+            holder = holder.setdefault(name, {})
+        holder[leaf] = value
     _refuse_unknown(raw, build, tower, key, depth, where)
     after = scope(build(copy.deepcopy(new)).to_dict(), tower)
     for name, value in wanted.items():
@@ -167,39 +195,46 @@ def renumbered(indexes: Sequence[int], origins: Sequence[int]) -> list[int]:
     return [new for new, origin in enumerate(origins) if origin in indexes]
 
 
-def set_feature(new: dict[str, Any], built: Any, field: str, depth: int, origins: Sequence[int], where: str) -> None:
-    """Rewrites a field that says after which layer of a tower another part of the model reads its stream.
+def moved_features(
+    built: Any, family: Family, tower: Tower, depth: int, origins: Sequence[int], where: str
+) -> dict[str, Any]:
+    """The new values of the fields that say after which layer of a tower another part of the model reads its stream.
 
     Raises:
         FamilyError: the layer it reads after is not executed any more.
     """
-    value = getattr(built, field, None)
-    if value is None:
-        return
-    many = isinstance(value, (list, tuple))
-    moved = [feature(index, depth, origins, field, where) for index in (value if many else [value])]
-    new[field] = moved if many else moved[0]
+    moved: dict[str, Any] = {}
+    for fields, shift in ((family.features, 0), (family.taps, 1)):
+        for field, fed in fields.items():
+            value = attrgetter(field)(built) if fed == tower.name else None
+            if value is None:
+                continue
+            many = isinstance(value, (list, tuple))
+            places = [feature(index, depth, origins, field, where, shift) for index in (value if many else [value])]
+            moved[field] = places if many else places[0]
+    return moved
 
 
-def feature(index: int, depth: int, origins: Sequence[int], field: str, where: str) -> int:
-    """Where the stream after layer `index - 1` is found after a change; a negative index counts from the end.
+def feature(index: int, depth: int, origins: Sequence[int], field: str, where: str, shift: int = 0) -> int:
+    """Where the hidden state `index + shift` is found after a change; a negative index counts from the end.
 
-    Index 0 is the stream before the first layer and -1 the end of the tower, whatever its layers. Of a layer that is
-    executed several times the last execution counts.
+    Hidden state 0 is the stream before the first layer and -1 the end of the tower, whatever its layers; i is the
+    stream after layer i - 1. Of a layer that is executed several times the last execution counts.
 
     Raises:
         FamilyError: that layer is not executed any more.
     """
-    if index in (0, -1):
-        return index
-    layer = (index if index > 0 else depth + 1 + index) - 1
+    state = index + shift
+    if state in (0, -1, -depth - 1):
+        return -shift if state != -1 else index
+    layer = (state if state > 0 else depth + 1 + state) - 1
     places = [new for new, origin in enumerate(origins) if origin == layer]
     if not places:
         raise FamilyError(
             f"{where}: {field} = {index} reads the stream after layer {layer}, which the program does not execute; "
             "keep it"
         )
-    return places[-1] + 1 if index > 0 else places[-1] - len(origins)
+    return (places[-1] + 1 if state > 0 else places[-1] - len(origins)) - shift
 
 
 def is_computed(config: Any, name: str) -> bool:

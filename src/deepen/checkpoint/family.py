@@ -64,6 +64,10 @@ class Tower:
         live: attributes of the config object that the running tower reads as its depth.
         on_disk: full prefixes of the layers as files name them, where transformers renames them on loading.
         foreign: per-layer lists of its config that describe another tower.
+        repeats: config key of the number of visits, for a class that itself visits each layer several times in a row
+            and spreads the visits evenly (ALBERT).
+        joins: dotted config key of a list; the class adds one stream of another tower for each of its entries, one
+            after each of the first visits of this tower (deepstack).
     """
 
     name: str
@@ -75,6 +79,8 @@ class Tower:
     live: tuple[str, ...] = ()
     on_disk: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    repeats: str = ""
+    joins: str = ""
 
     @property
     def depth_attributes(self) -> tuple[str, ...]:
@@ -89,7 +95,9 @@ class Family:
         model_type: as in config.json.
         towers: its layer lists.
         tiny: config values of the tiny model that the parity suite builds.
-        features: config fields that name a layer of a tower whose stream another part reads, to that tower.
+        features: config fields (dotted) that number a hidden state of a tower, which another part reads, to that
+            tower: 0 is the stream before the first layer, i the stream after layer i - 1.
+        taps: the same for fields that number the layer itself: i is the stream after layer i.
         inputs: makes inputs for the tiny model, where the usual ones do not do.
         folds_index: config switches that divide by the layer number, to the fused projection whose query takes it up.
     """
@@ -98,6 +106,7 @@ class Family:
     towers: tuple[Tower, ...]
     tiny: Mapping[str, Any]
     features: Mapping[str, str] = field(default_factory=dict)
+    taps: Mapping[str, str] = field(default_factory=dict)
     inputs: Callable[[Any, int], dict[str, Any]] | None = None
     folds_index: Mapping[str, str] = field(default_factory=dict)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepen import __version__
-from deepen.checkpoint.depth_fields import select
+from deepen.checkpoint.depth_fields import scope, select, spread
 from deepen.checkpoint.disk import DiskTower, check_tensors, output_tensors
-from deepen.checkpoint.family import Parts, Tower
+from deepen.checkpoint.family import Tower
 from deepen.checkpoint.recipes import Copy, Recipe, Scaled
 from deepen.checkpoint.scaled_columns import ScaledQuery
 from deepen.checkpoint.skeleton import Skeleton, build_config, same_layers
@@ -78,7 +78,7 @@ def layout(ck: Checkpoint, *, bake: bool = False) -> Layout:
             notes += told
         return _plain(ck, layers, "baked", notes)
     stored = {name: bank_layers(plan) for name, plan in plans.items()}
-    reasons = [reason for name, plan in plans.items() if (reason := needs_deepen(plan, ck.family.tower(name).parts))]
+    reasons = [reason for name, plan in plans.items() if (reason := needs_deepen(plan, ck.family.tower(name)))]
     if not reasons:
         try:
             return _plain(ck, stored, "plain", [])
@@ -87,9 +87,11 @@ def layout(ck: Checkpoint, *, bake: bool = False) -> Layout:
     return Layout("native", native_config(ck, plans), tensors_of(ck, stored), stored, tuple(reasons))
 
 
-def needs_deepen(plan: Plan, parts: Parts) -> str | None:
+def needs_deepen(plan: Plan, tower: Tower) -> str | None:
     """Why the plain format cannot hold this plan, or None."""
-    if len(plan.visits) != len(plan.keys):
+    order = [plan.keys.index(visit.key) for visit in plan.visits]
+    repeated = tower.repeats and order == spread(len(order), len(plan.keys))
+    if len(plan.visits) != len(plan.keys) and not repeated:
         twice = next(visit for visit in plan.visits if sum(other.key == visit.key for other in plan.visits) > 1)
         return f"native form: layer {twice.key} is visited more than once and stored once"
     for loop in plan.loops:
@@ -100,7 +102,7 @@ def needs_deepen(plan: Plan, parts: Parts) -> str | None:
             return "native form: the program has groups or scales"
         if isinstance(op, Record):
             return f"native form: the program records the stream at {op.name!r}"
-        if isinstance(op, Run) and len(op.visit.parts) < len(parts.letters):
+        if isinstance(op, Run) and len(op.visit.parts) < len(tower.parts.letters):
             return f"native form: visit {op.visit.index} runs only part {op.visit.parts!r} of layer {op.visit.key}"
     return None
 
@@ -177,6 +179,8 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
         origins = [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]]
         build = lambda raw: build_config(raw, ck.where)  # noqa: E731
         config = select(config, build, ck.family, tower, origins, ck.where)
+        if tower.repeats:
+            scope(config, tower)[tower.repeats] = len(origins) if form == "baked" else len(ck.plan(tower.name).visits)
     folds = {name: module for name, module in ck.family.folds_index.items() if config.get(name)}
     for name in folds:
         config[name] = False

@@ -11,13 +11,12 @@ from typing import Any
 import transformers
 
 from deepen.checkpoint.checkpoint import Checkpoint
-from deepen.checkpoint.depth_fields import stated_depth
+from deepen.checkpoint.depth_fields import original_program, stated_depth
 from deepen.checkpoint.family import Family, family_of
 from deepen.checkpoint.layout import NATIVE_TYPE, PROGRAM_VERSION
 from deepen.checkpoint.skeleton import build_config
 from deepen.checkpoint.sources import Source, open_safetensors, parse_json
 from deepen.errors import CheckpointError
-from deepen.program import Program
 
 # The range that the parity suite runs on.
 TESTED = ((5, 24), (5, 25))
@@ -105,13 +104,8 @@ def _opened(
         return _native(where, folder, raw, source)
     family = family_of(raw, where)
     banks = {name: tuple(range(depth)) for name, depth in depths(family, raw, where).items()}
-    return Checkpoint(where, folder, family, dict(raw), source, banks, _identity(banks), gguf)
-
-
-def _identity(banks: Mapping[str, tuple[int, ...]]) -> Program:
-    if len(banks) == 1:
-        return Program.identity(len(*banks.values()))
-    return Program.parse(" ".join(f"{name}: {Program.identity(len(bank))}" for name, bank in banks.items()))
+    program = original_program(raw, family, banks)
+    return Checkpoint(where, folder, family, dict(raw), source, banks, program, gguf)
 
 
 def depths(family: Family, raw: Mapping[str, Any], where: str) -> dict[str, int]:
@@ -141,4 +135,5 @@ def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Sou
                 f"{json.dumps(bank)}"
             )
         banks[name] = tuple(bank)
-    return Checkpoint(where, folder, family, dict(base), source, banks, _identity(banks)).apply(raw["program"])
+    program = original_program(base, family, banks)
+    return Checkpoint(where, folder, family, dict(base), source, banks, program).apply(raw["program"])

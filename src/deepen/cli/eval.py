@@ -13,7 +13,6 @@ from deepen.cli.data import read_text
 from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, note, print_json, program_text, table
 from deepen.cli.progress import progress
-from deepen.cli.show import identity
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -93,7 +92,7 @@ def measure(
         note(f"loading {at + 1}/{len(chosen)}: {title}")
         model = replace(candidate, source=shared.source).load(dtype=reading.dtype, device=reading.device)
         if reference is None and not is_causal(model):
-            reference = shared.apply(identity(shared)).load(dtype=reading.dtype, device=reading.device)
+            reference = shared.apply(shared.identity).load(dtype=reading.dtype, device=reading.device)
         with progress(title, None, "windows") as step:
             if reference is None:
                 evaluations.append(perplexity(model, tokenizer, reading.text, progress=step, **options))

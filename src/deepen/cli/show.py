@@ -52,13 +52,6 @@ def show(
         print(report(checkpoint, context))
 
 
-def identity(checkpoint: Checkpoint) -> str:
-    """The program that visits every layer of every tower once."""
-    from deepen.program import Program
-
-    return " ".join(f"{name}: {Program.identity(depth)}" for name, depth in checkpoint.depth.items())
-
-
 def refused(checkpoint: Checkpoint) -> str | None:
     """Why the program cannot be run on this model, None when it can."""
     try:
@@ -112,7 +105,7 @@ def describe(checkpoint: Checkpoint, context: int = 1024) -> dict[str, Any]:
         "program": program_text(checkpoint),
         "towers": [_tower(checkpoint, name) for name in checkpoint.depth],
         "cost": _cost(checkpoint.cost(context)),
-        "identity": _cost(checkpoint.apply(identity(checkpoint)).cost(context)),
+        "identity": _cost(checkpoint.apply(checkpoint.identity).cost(context)),
         "refused": refused(checkpoint),
     }
 

@@ -66,6 +66,20 @@ for name in (
 for name in "megatron-bert roberta-prelayernorm xlm-roberta-xl".split():
     register(Family(model_type=name, towers=encoder(parts=PRE_NORM_BERT), tiny=TINY))
 
+# Few layers, each visited several times in a row: the default program of such a model is a loop.
+register(
+    Family(
+        model_type="albert",
+        towers=encoder(
+            "albert_layer_groups",
+            whole(POST_NORM, "albert_layers.*.attention.dense", "albert_layers.*.ffn_output", post_norm=True),
+            "num_hidden_groups",
+            live=("num_hidden_groups", "num_hidden_layers"),
+            repeats="num_hidden_layers",
+        ),
+        tiny={**TINY, "embedding_size": 32, "num_hidden_groups": 6},
+    )
+)
 DISENTANGLED = {**TINY, "relative_attention": True, "max_relative_positions": 6, "pos_att_type": ["p2c", "c2p"]}
 register(
     Family(model_type="electra", towers=encoder(), tiny={**TINY, "embedding_size": 32}),
