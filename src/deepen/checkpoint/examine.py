@@ -18,7 +18,7 @@ from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.family import Tower, known_families
 from deepen.checkpoint.load import quiet
 from deepen.checkpoint.open import open_checkpoint
-from deepen.checkpoint.reference import step_by_step, unrolled
+from deepen.checkpoint.reference import renumber_reads, step_by_step, unrolled
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
 from deepen.errors import DeepenError
 
@@ -123,11 +123,9 @@ def _by_hand(subject: Subject, tower: Tower, order: Sequence[int]) -> torch.Tens
 
 def _unrolled(subject: Subject, tower: Tower, order: Sequence[int]) -> PreTrainedModel:
     model = unrolled(subject.model, tower.container, order, tower.depth_attributes)
-    for field, fed in subject.checkpoint.family.features.items():
-        index = getattr(model.config, field)
-        if fed == tower.name and index < -1:
-            layer = subject.checkpoint.depth[tower.name] + index
-            setattr(model.config, field, -1 - list(reversed(order)).index(layer))
+    family, depth = subject.checkpoint.family, subject.checkpoint.depth[tower.name]
+    for field in (name for name, fed in {**family.features, **family.taps}.items() if fed == tower.name):
+        renumber_reads(model, field, depth, order, layers=field in family.taps)
     return model
 
 

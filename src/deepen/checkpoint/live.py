@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from deepen.checkpoint.depth_fields import INDEXES, LISTS, scope_object, select_live, set_feature
+from deepen.checkpoint.depth_fields import INDEXES, LISTS, moved_features, scope_object, select_live
 from deepen.checkpoint.family import Family, Tower
 from deepen.program import Visit
 
@@ -47,6 +48,11 @@ class LiveConfig:
             and vars(owner)[name] == getattr(self.original, name, None)
         ]
 
+        self.readers = {
+            field: [module for module in model.modules() if field.rpartition(".")[2] in vars(module)]
+            for field in (*family.features, *family.taps)
+        }
+
     def follow(self, visits: Sequence[Visit]) -> None:
         """Sets depth, per-layer lists and feature layers for these visits.
 
@@ -54,10 +60,7 @@ class LiveConfig:
             FamilyError: a layer that another part of the model reads after is not executed.
         """
         origins = [self.bank[visit.key.layer] for visit in visits]
-        features: dict[str, Any] = {}
-        for field, fed in self.family.features.items():
-            if fed == self.tower.name:
-                set_feature(features, self.top, field, self.depth, origins, self.where)
+        features = moved_features(self.top, self.family, self.tower, self.depth, origins, self.where)
         for name in self.tower.depth_attributes:
             setattr(self.config, name, len(visits))
         # generate() sizes its cache by the config of the whole model, which may be another object.
@@ -65,8 +68,10 @@ class LiveConfig:
         selected = select_live(self.config, self.original, self.tower, origins)
         for name in self.copied:
             setattr(self.owner, name, selected[name])
-        for name, value in features.items():
-            setattr(self.model.config, name, value)
+        for field, value in features.items():
+            path, _, leaf = field.rpartition(".")
+            for holder in (attrgetter(path)(self.model.config) if path else self.model.config, *self.readers[field]):
+                setattr(holder, leaf, value)
 
     def cache_layers(self) -> list[Any]:
         """One fresh cache layer a visit."""

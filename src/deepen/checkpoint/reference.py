@@ -63,7 +63,51 @@ def unrolled(
                 setattr(config, key, chosen)
     for key in depth_names:
         setattr(config, key, len(order))
+    _select_blocks(owner, config, len(old), order)
     return result
+
+
+def _select_blocks(owner: nn.Module, config: Any, depth: int, order: Sequence[int]) -> None:
+    """Gemma 3n and 4: per-layer embeddings, the settings of single layers, and a cache entry for every layer."""
+    for name, axis in (("embed_tokens_per_layer", 1), ("per_layer_model_projection", 0)):
+        if module := getattr(owner, name, None):
+            blocks = module.weight.detach().chunk(depth, axis)
+            module.weight = nn.Parameter(torch.cat([blocks[index] for index in order], axis))
+    if getattr(config, "num_kv_shared_layers", None):
+        config.num_kv_shared_layers = 0
+        if hasattr(owner, "first_kv_shared_layer_idx"):
+            owner.first_kv_shared_layer_idx = None
+    if getattr(config, "is_heterogeneous", False):
+        given = {int(layer): settings for layer, settings in config.to_dict()["per_layer_config"].items()}
+        config.per_layer_config = {new: given[index] for new, index in enumerate(order) if index in given}
+
+
+def renumber_reads(model: PreTrainedModel, field: str, depth: int, order: Sequence[int], layers: bool) -> None:
+    """Sets a field that says where a stream is read, in the config and in modules that copied it.
+
+    Args:
+        model: an unrolled model, changed in place.
+        field: dotted config field, a number or a list of numbers.
+        depth: layers of the original tower.
+        order: the layer of the original that each layer of `model` is.
+        layers: whether the field numbers layers: i is the stream after layer i, and not the one before it.
+    """
+    *scopes, leaf = field.split(".")
+    config: Any = model.config
+    for name in scopes:
+        config = getattr(config, name)
+    last = {layer: place for place, layer in enumerate(order)}
+
+    def place(number: int) -> int:
+        if layers:
+            return last[number]
+        return number if number in (0, -1) else last[number % (depth + 1) - 1] + 1
+
+    old = getattr(config, leaf)
+    new = [place(number) for number in old] if isinstance(old, (list, tuple)) else place(old)
+    for holder in (config, *model.modules()):
+        if leaf in vars(holder):
+            setattr(holder, leaf, new)
 
 
 def _move_relative_bias(old: Any, new: Any) -> None:

@@ -27,7 +27,7 @@ def tiny_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedMode
     """A random model of `tiny_config`, every weight drawn with standard deviation 0.3, in fp32 and eval mode."""
     torch.manual_seed(seed)
     config = tiny_config(model_type, **changes)
-    model = model_class({}, config, model_type)(config)
+    model = model_class({"architectures": config.architectures}, config, model_type)(config)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             if parameter.requires_grad:
