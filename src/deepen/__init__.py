@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from deepen.probe.distance import distance as distance
     from deepen.probe.perplexity import Evaluation as Evaluation
     from deepen.probe.perplexity import perplexity as perplexity
+    from deepen.probe.scores.base import Scores as Scores
+    from deepen.probe.scores.score import score as score
+    from deepen.probe.trie import evaluate_many as evaluate_many
     from deepen.program import Plan as Plan
     from deepen.program import Program as Program
 
@@ -32,8 +35,11 @@ _LAZY = {
     "Evaluation": "deepen.probe.perplexity:Evaluation",
     "Plan": "deepen.program:Plan",
     "Program": "deepen.program:Program",
+    "Scores": "deepen.probe.scores.base:Scores",
     "distance": "deepen.probe.distance:distance",
+    "evaluate_many": "deepen.probe.trie:evaluate_many",
     "perplexity": "deepen.probe.perplexity:perplexity",
+    "score": "deepen.probe.scores.score:score",
     "open": "deepen.checkpoint.open:open_checkpoint",
 }
 
@@ -43,10 +49,13 @@ __all__ = [
     "Evaluation",
     "Plan",
     "Program",
+    "Scores",
     "__version__",
     "distance",
+    "evaluate_many",
     "open",
     "perplexity",
+    "score",
 ]
 
 

@@ -22,7 +22,14 @@ from deepen.errors import UsageError, nearest
 T = TypeVar("T", bound=Callable[..., Any])
 
 # Every module that defines methods, in the order in which they are listed.
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    "deepen.probe.scores.block_influence",
+    "deepen.probe.scores.angular",
+    "deepen.probe.scores.contribution",
+    "deepen.probe.scores.geometry",
+    "deepen.probe.scores.effective_rank",
+    "deepen.probe.scores.cka",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,10 @@ def test_families() -> None:
 
 def test_methods() -> None:
     ran = deepen("methods")
-    assert (ran.status, ran.out) == (0, "No method is registered in this version.\n")
+    assert ran.status == 0
+    (line,) = (line for line in ran.out.splitlines() if line.startswith("block_influence"))
+    assert "arXiv:2403.03853" in line
+    assert "deepen/probe/scores/block_influence.py" in line
 
 
 def test_demo(place: Path) -> None:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepen.probe.scores.base import Matrix, Result, WatchScore, column
 from deepen.probe.scores.reading import open_reading, require_finite, watching
+from deepen.registry import method
 
 if TYPE_CHECKING:
     import torch
 
     from deepen.checkpoint.checkpoint import Checkpoint
+    from deepen.probe.scores.collect import Seen
 
 
 class BlockDistances:
@@ -58,6 +61,33 @@ class BlockDistances:
         """D[l, n], [L, L + 1]; NaN where the block would reach beyond the last visit."""
         start, size = np.indices(self.total.shape)
         return np.where(start + size > self.depth, np.nan, self.total / self.windows)
+
+
+@method(
+    "angular",
+    family="score",
+    source="arXiv:2403.17887",
+    title="The Unreasonable Ineffectiveness of the Deeper Layers",
+    mechanism="angle between the stream before and after a block of visits, at the last token",
+    cost="shares one pass without the head",
+)
+class Angular(WatchScore):
+    """The distance over each visit alone, and over every block."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self.blocks = BlockDistances(depth)
+
+    def watch(self, seen: Seen) -> None:
+        self.blocks.watch(seen.visit, seen.before.values, seen.after.values)
+
+    def result(self) -> Result:
+        mean = self.blocks.mean()
+        meaning = "angle the stream turns by at the last token, in half turns"
+        return Result(
+            (column("angular", mean[:, 1], "high", meaning, self.blocks.windows),),
+            (Matrix(name="angular", values=mean, rows="first visit", columns="visits of the block", meaning=meaning),),
+        )
 
 
 def angle(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
