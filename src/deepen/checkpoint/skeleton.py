@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     MODEL_MAPPING,
@@ -62,7 +64,11 @@ def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:
 
 
 def model_class(raw: Mapping[str, Any], config: PreTrainedConfig, where: str) -> type[PreTrainedModel]:
-    """The class named in `architectures`, else the causal or the plain model of the config's type."""
+    """The class named in `architectures`, else the generating or the plain model of the config's type.
+
+    Raises:
+        FamilyError: transformers has no such class.
+    """
     names = raw.get("architectures") or []
     if names:
         found = getattr(transformers, names[0], None)
@@ -74,12 +80,17 @@ def model_class(raw: Mapping[str, Any], config: PreTrainedConfig, where: str) ->
     generating = (
         (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
         if config.is_encoder_decoder
-        else (MODEL_FOR_CAUSAL_LM_MAPPING,)
+        else (MODEL_FOR_MULTIMODAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
     )
     for mapping in (*generating, MODEL_MAPPING):
         found: Any = mapping.get(type(config), None)
         if found is not None:
             return found[0] if isinstance(found, tuple) else found
+    # Towers of a model have classes of their own that no mapping lists.
+    for found in vars(import_module(type(config).__module__.replace(".configuration_", ".modeling_"))).values():
+        model = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is type(config)
+        if model and not found.__name__.endswith("PreTrainedModel"):
+            return found
     raise FamilyError(f"{where}: config.json names no architecture and {type(config).__name__} has no default one")
 
 
@@ -154,7 +165,8 @@ def settings(layer: nn.Module) -> dict[str, Any]:
         found[path] = type(module).__name__
         for name, value in vars(module).items():
             # A per-layer list kept whole says nothing of one layer; what a layer takes from it is a setting of its own.
-            if name not in (*INDEX_ATTRIBUTES, *LISTS) and not name.startswith("_"):
+            kept_whole = name in LISTS and isinstance(value, (list, tuple))
+            if name not in INDEX_ATTRIBUTES and not kept_whole and not name.startswith("_"):
                 if isinstance(value, (bool, int, float, str, type(None))):
                     found[f"{path}.{name}".lstrip(".")] = value
                 elif isinstance(value, (list, tuple)) and all(isinstance(item, (int, float, str)) for item in value):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from deepen.checkpoint.depth_fields import moved_features
 from deepen.checkpoint.family import Tower
 from deepen.errors import FamilyError
 from deepen.program import Blend, Fork, Join, Plan, Run
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
 
 def refuse_taps(ck: Checkpoint, tower: Tower) -> None:
-    """Refuses a program in which a stream is tapped, or joins, where there is no single stream.
+    """Refuses a program that leaves out a layer whose stream is read, or taps or joins one where it is divided.
 
     Raises:
         FamilyError: the visit, what is read or added there, and what to do.
     """
+    if tower.name in ck.family.features.values() or tower.name in ck.family.taps.values():
+        origins = [ck.banks[tower.name][visit.key.layer] for visit in ck.plan(tower.name).visits]
+        moved_features(ck.skeleton.config, ck.family, tower, ck.skeleton.depth(tower), origins, ck.where)
     fields = [field for field, fed in ck.family.taps.items() if fed == tower.name]
     if not fields and not tower.joins:
         return

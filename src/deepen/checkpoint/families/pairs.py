@@ -44,6 +44,7 @@ def pair(
     picture: Mapping[str, Any] | None = None,
     text_on_disk: tuple[str, ...] = (),
     vision_on_disk: tuple[str, ...] = (),
+    **tiny: Any,
 ) -> Family:
     """A family in the shape of CLIP."""
     return Family(
@@ -68,6 +69,7 @@ def pair(
             "text_config": {**WORDS, **(words or {})},
             "vision_config": {**PICTURE, **(picture or {})},
             "projection_dim": 16,
+            **tiny,
         },
         inputs=inputs,
     )
@@ -90,5 +92,7 @@ register(
         text=("text_model.encoder.layer", BERT),
         vision=("vision_model.encoder.layers", BLIP),
         words={"encoder_hidden_size": 32},
+        # Its generating class has another text model.
+        architectures=["BlipModel"],
     ),
 )
