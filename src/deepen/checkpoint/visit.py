@@ -174,7 +174,7 @@ class Entry:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self.owner
         if self.index == 0:
-            owner.begin(_given_cache(args, kwargs))
+            owner.begin(given_cache(args, kwargs))
         if self.before:
             args, kwargs = map_stream(args, kwargs, lambda stream: self._operate(self.before, stream))
         if owner.tower.caches:
@@ -194,7 +194,7 @@ class Entry:
             if getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
                 raise DeepenError("kv=first needs the keys of an earlier turn, which gradient checkpointing drops; "
                                   "turn gradient checkpointing off")  # fmt: skip
-            if _given_cache(args, kwargs) is None:
+            if given_cache(args, kwargs) is None:
                 return _with_cache(layer, args, kwargs, view(None, slot or 0, shared, not self.visit.writes))
         if slot is None:
             return args, kwargs
@@ -281,7 +281,7 @@ def _returned(module: Any) -> int:
     return 2 if annotation.startswith(("tuple", "typing.Tuple", "Tuple")) else 1
 
 
-def _given_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:
+def given_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:
     for name in CACHE_NAMES:
         if isinstance(value := kwargs.get(name), Cache):
             return value
