@@ -29,6 +29,18 @@ MODULES: tuple[str, ...] = (
     "deepen.probe.scores.geometry",
     "deepen.probe.scores.effective_rank",
     "deepen.probe.scores.cka",
+    "deepen.probe.scores.attention",
+    "deepen.probe.scores.lens",
+    "deepen.probe.scores.removal",
+    "deepen.probe.scores.effects",
+    "deepen.probe.scores.taylor",
+    "deepen.probe.scores.magnitude",
+    "deepen.adaptive.search.random",
+    "deepen.adaptive.search.contiguous",
+    "deepen.adaptive.search.greedy",
+    "deepen.adaptive.search.beam",
+    "deepen.adaptive.search.evolution",
+    "deepen.adaptive.search.mcts",
 )
 
 
