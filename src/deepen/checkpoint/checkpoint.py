@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepen.checkpoint.depth_fields import original_program
 from deepen.checkpoint.disk import DiskTower, check_tensors, read_towers
 from deepen.checkpoint.family import Family
-from deepen.checkpoint.layout import Layout, layout, refuse_attributes
+from deepen.checkpoint.layout import Layout, layout, refuse_attributes, refuse_sharing
+from deepen.checkpoint.original import original_program
 from deepen.checkpoint.skeleton import Skeleton
 from deepen.checkpoint.sources import Source
 from deepen.checkpoint.taps import refuse_taps
@@ -115,7 +115,9 @@ class Checkpoint:
             FamilyError: something that a model of this family cannot do.
         """
         for tower in self.family.towers:
-            refuse_attributes(self.plan(tower.name), tower, self.family.model_type)
+            plan = self.plan(tower.name)
+            refuse_attributes(plan, tower, self.family.model_type)
+            refuse_sharing(plan, self.skeleton.layers(tower), self.banks[tower.name], self.where)
             refuse_taps(self, tower)
 
     def cost(self, context: int = 1024) -> Cost:

@@ -14,7 +14,6 @@ from typing import Any
 
 from deepen.checkpoint.family import Family, Tower
 from deepen.errors import CheckpointError, FamilyError
-from deepen.program import Program
 
 # One entry per layer.
 LISTS = (
@@ -29,6 +28,7 @@ LISTS = (
     "num_attention_heads_per_layer",
     "num_key_value_heads_per_layer",
     "layer_rope_theta",
+    "intermediate_size",
 )
 # Numbers of the layers that are of a special kind.
 INDEXES = (
@@ -50,6 +50,10 @@ DERIVED = ("stage_names", "out_features", "out_indices", "hybrid_override_patter
 SUPERSEDED = ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval")
 # The first k layers have a dense feed-forward, the others experts.
 PREFIXES = ("first_k_dense_replace", "num_dense_layers")
+# The last k layers reuse the keys and values of earlier ones.
+SUFFIXES = ("num_kv_shared_layers",)
+# Settings of single layers, by their number.
+OVERRIDES = ("per_layer_config",)
 # (period, offset): layer i is of the special kind when i % period == offset.
 PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))
 
@@ -99,29 +103,6 @@ def stated_depth(config: Any, raw: Mapping[str, Any], tower: Tower, where: str) 
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise CheckpointError(f"{where}: config.json says {name} = {depth!r}; expected a positive integer")
     return name, depth
-
-
-def original_program(raw: Mapping[str, Any], family: Family, banks: Mapping[str, Sequence[int]]) -> Program:
-    """The program of the original model: every layer once, or as often as the class itself visits it."""
-    texts = {tower.name: _original_text(raw, tower, banks[tower.name]) for tower in family.towers}
-    if len(texts) == 1:
-        return Program.parse(*texts.values())
-    return Program.parse(" ".join(f"{name}: {text}" for name, text in texts.items()))
-
-
-def _original_text(raw: Mapping[str, Any], tower: Tower, bank: Sequence[int]) -> str:
-    depth = len(bank)
-    visits = scope(copy.deepcopy(dict(raw)), tower).get(tower.repeats, depth) if tower.repeats else depth
-    if visits == depth or list(bank) != list(range(depth)):
-        return str(Program.identity(depth))
-    order = spread(visits, depth)
-    counts = {layer: order.count(layer) for layer in order}
-    return " ".join(f"({layer})*{count}" if count > 1 else f"{layer}" for layer, count in counts.items())
-
-
-def spread(visits: int, depth: int) -> list[int]:
-    """The layer of each visit of a class that repeats its layers."""
-    return [int(visit / (visits / depth)) for visit in range(visits)]
 
 
 def select(
@@ -175,7 +156,11 @@ def select(
             inner[name] = [pattern[origin % len(pattern)] for origin in origins]
     _renumber_dense(before, inner, origins)
     _recount_prefix(before, inner, origins, where)
+    _recount_suffix(before, inner, depth, origins, where)
     _solve_periods(before, inner, origins, where)
+    for name in OVERRIDES:
+        if before.get(name):
+            inner[name] = overrides(before[name], origins)
     for field, value in moved_features(built, family, tower, depth, origins, where).items():
         *scopes, leaf = field.split(".")
         holder = new
@@ -188,6 +173,12 @@ def select(
         if after.get(name) != value:
             raise FamilyError(f"{where}: a {family.model_type} config cannot state {name} = {value}")
     return new
+
+
+def overrides(given: Mapping[Any, Any], origins: Sequence[int]) -> dict[str, Any]:
+    """The settings of single layers under the new numbers of these layers."""
+    by_layer = {int(layer): settings for layer, settings in given.items()}
+    return {str(new): copy.deepcopy(by_layer[origin]) for new, origin in enumerate(origins) if origin in by_layer}
 
 
 def renumbered(indexes: Sequence[int], origins: Sequence[int]) -> list[int]:
@@ -267,6 +258,13 @@ def select_live(live: Any, original: Any, tower: Tower, origins: Sequence[int]) 
         # The class attribute, not the instance, is what a computed list is read from.
         base = type(original)
         live.__class__ = type(base.__name__, (base,), {"__module__": base.__module__, **computed})
+    for name in SUFFIXES:
+        if getattr(original, name, None):
+            # Layers know by themselves that they reuse keys and values; the config only takes cache slots away.
+            setattr(live, name, 0)
+    if getattr(original, "is_heterogeneous", False):
+        given = original.to_dict()["per_layer_config"]
+        live.per_layer_config = {int(layer): settings for layer, settings in overrides(given, origins).items()}
     return selected
 
 
@@ -293,6 +291,24 @@ def _recount_prefix(before: dict[str, Any], inner: dict[str, Any], origins: Sequ
             raise FamilyError(
                 f"{where}: {name} can only state dense layers that come first; the program asks for {kinds}. Keep the "
                 "dense layers in front"
+            )
+        inner[name] = count
+
+
+def _recount_suffix(
+    before: dict[str, Any], inner: dict[str, Any], depth: int, origins: Sequence[int], where: str
+) -> None:
+    """The last k layers reuse keys and values: still a suffix after the change, or refused."""
+    for name in SUFFIXES:
+        if not before.get(name):
+            continue
+        reuse = [origin >= depth - before[name] for origin in origins]
+        count = sum(reuse)
+        if not all(reuse[len(reuse) - count :]):
+            kinds = " ".join("reuse" if kind else "own" for kind in reuse)
+            raise FamilyError(
+                f"{where}: {name} can only state layers that come last; the program asks for {kinds}. Keep the layers "
+                "that reuse keys and values behind the others"
             )
         inner[name] = count
 
@@ -328,8 +344,9 @@ def _refuse_unknown(
         *INDEXES,
         *DERIVED,
         *SUPERSEDED,
+        *SUFFIXES,
+        *OVERRIDES,
         "attention_types",
-        "per_layer_config",
         tower.depth.rsplit(".", 1)[-1],
         key,
     }
@@ -339,7 +356,8 @@ def _refuse_unknown(
         inner = scope(variant, tower)
         inner[key] = count
         for name in (*LISTS, *INDEXES, *DERIVED, "attention_types"):
-            inner.pop(name, None)
+            if not isinstance(inner.get(name), int):
+                inner.pop(name, None)
         if "attention_types" in raw:
             inner["attention_types"] = [[["global"], count]]
         variants.append(scope(build(variant).to_dict(), tower))

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.skeleton import Skeleton
+from deepen.checkpoint.slabs import slab_of, slab_shape
 from deepen.checkpoint.sources import Source
 from deepen.errors import CheckpointError
 
@@ -109,7 +110,11 @@ def check_tensors(
     for name in infos.keys() - owned:
         for candidate in (name, f"{base}.{name}", name.removeprefix(f"{base}.")):
             if candidate in shapes:
-                _check_shape(name, infos[name].shape, shapes[candidate], where)
+                expected = shapes[candidate]
+                for tower in skeleton.family.towers:
+                    if (slab := slab_of(tower, name)) is not None:
+                        expected = slab_shape(expected, slab, skeleton.depth(tower), len(banks[tower.name]))
+                _check_shape(name, infos[name].shape, expected, where)
                 break
 
 

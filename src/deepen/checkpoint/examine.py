@@ -20,7 +20,7 @@ from deepen.checkpoint.load import quiet
 from deepen.checkpoint.open import open_checkpoint
 from deepen.checkpoint.reference import renumber_reads, step_by_step, unrolled
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
-from deepen.errors import DeepenError
+from deepen.errors import DeepenError, FamilyError
 
 # Largest difference, relative to the largest output, between two ways to compute the same numbers.
 SAME = 1e-5
@@ -147,8 +147,19 @@ def _drop(subject: Subject, tower: Tower) -> str:
 
 
 def _reorder(subject: Subject, tower: Tower) -> str:
+    text, order = _reordered(subject, tower)
+    _ordered(subject, tower, text, order)
+    return "" if order[0] else "except layers that reuse keys and values"
+
+
+def _reordered(subject: Subject, tower: Tower) -> tuple[str, list[int]]:
+    """Backwards; where later layers reuse the keys and values of earlier ones, the first layers only."""
     last = _last(subject, tower)
-    return _ordered(subject, tower, f"{last}-0", range(last, -1, -1))
+    try:
+        _apply(subject, tower, f"{last}-0").require_executable()
+    except FamilyError:
+        return f"0 2-1 3-{last}", [0, 2, 1, *range(3, last + 1)]
+    return f"{last}-0", list(range(last, -1, -1))
 
 
 def _repeat(subject: Subject, tower: Tower) -> str:
@@ -233,8 +244,7 @@ def _reload_plain(subject: Subject, folder: Path, expected: torch.Tensor, what: 
 def _cache(subject: Subject, tower: Tower) -> str | None:
     if not tower.caches:
         return None
-    last = _last(subject, tower)
-    programs = ((f"{last}-0", range(last, -1, -1)), (_looped(subject, tower), _looped_order(subject, tower)))
+    programs = (_reordered(subject, tower), (_looped(subject, tower), _looped_order(subject, tower)))
     for text, order in programs:
         model = _apply(subject, tower, text).load()
         stepped = step_by_step(model, subject.inputs, 5)

@@ -51,6 +51,21 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Slab:
+    """A tensor outside the layers that holds one block a layer along one axis.
+
+    Attributes:
+        name: the end of its name, in files and in the model, such as `embed_tokens_per_layer.weight`.
+        axis: the axis that is as long as the depth times the width of a block.
+        reads: the axis counts inputs: one block a layer is read, not given.
+    """
+
+    name: str
+    axis: int
+    reads: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tower:
     """One stack of layers of a model.
 
@@ -66,8 +81,13 @@ class Tower:
         foreign: per-layer lists of its config that describe another tower.
         repeats: config key of the number of visits, for a class that itself visits each layer several times in a row
             and spreads the visits evenly (ALBERT).
+        slabs: tensors outside the layers with one block a layer.
+        neutral: attributes of the module that holds the list which name a layer only to save work, and the value
+            under which they do nothing.
         joins: dotted config key of a list; the class adds one stream of another tower for each of its entries, one
             after each of the first visits of this tower (deepstack).
+        crosses: dotted config key of the layers that attend to another tower and keep its keys in their cache entry,
+            which the class looks up by the number of the visit.
     """
 
     name: str
@@ -80,7 +100,10 @@ class Tower:
     on_disk: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     repeats: str = ""
+    slabs: tuple[Slab, ...] = ()
+    neutral: Mapping[str, Any] = field(default_factory=dict)
     joins: str = ""
+    crosses: str = ""
 
     @property
     def depth_attributes(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.family import Tower
+from deepen.checkpoint.slabs import slab_of
 from deepen.checkpoint.sources import TensorInfo
 from deepen.program.cost import Cost, Ends, LayerCost, cost
 
@@ -42,8 +45,18 @@ def checkpoint_cost(ck: Checkpoint, context: int) -> Cost:
         full for disk in ck.disk.values() for layer in disk.layers for full in layer.values()
     }
     buffers = {name for name, _ in ck.skeleton.model.named_buffers()}
-    params = total.params + sum(ck.source.infos[name].numel for name in outside if name not in buffers)
-    return replace(total, params=params, flops=total.flops + _end_flops(ck))
+    params = total.params + sum(
+        ck.source.infos[name].numel * kept_share(ck, name) for name in outside if name not in buffers
+    )
+    return replace(total, params=int(params), flops=total.flops + _end_flops(ck))
+
+
+def kept_share(ck: Checkpoint, name: str) -> Fraction:
+    """The share of a tensor outside the layers that the program keeps: of a slab, the blocks of its layers."""
+    for tower in ck.family.towers:
+        if slab_of(tower, name) is not None:
+            return Fraction(len(ck.plan(tower.name).keys), ck.depth[tower.name])
+    return Fraction(1)
 
 
 def tower_cost(ck: Checkpoint, tower: Tower, context: int) -> Cost:
@@ -169,7 +182,7 @@ def cache_layers(ck: Checkpoint, tower: Tower) -> dict[int, tuple[Any, ...]]:
     config = copy.deepcopy(ck.skeleton.config)
     # The variants that look at no values, since the meta device has none.
     config._attn_implementation, config._experts_implementation = "eager", "batched_mm"
-    with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
+    with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(), _unvalidated():
         warnings.simplefilter("ignore")
         model = ck.skeleton.model_class(config).eval()
         inputs = {name: value.to("meta") for name, value in tiny_inputs(model, tokens=PROBE_TOKENS, batch=1).items()}
@@ -180,6 +193,17 @@ def cache_layers(ck: Checkpoint, tower: Tower) -> dict[int, tuple[Any, ...]]:
         return dict(enumerate(pairs))
     assert isinstance(found, Cache)
     return {index: (layer,) for index, layer in enumerate(found.layers)}
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Distributions (Gemma 3n has one) that do not look at their arguments: the meta device has no values."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def _window(caches: tuple[Any, ...]) -> int | None:
@@ -214,7 +238,7 @@ def _end_flops(ck: Checkpoint) -> float:
     """FLOPs a token of the linear maps outside the towers, the head above all."""
     containers = [ck.skeleton.container(tower) + "." for tower in ck.family.towers]
     return sum(
-        2.0 * module.weight.numel()
+        2.0 * module.weight.numel() * float(kept_share(ck, f"{name}.weight"))
         for name, module in ck.skeleton.model.named_modules()
         if isinstance(module, (nn.Linear, Conv1D)) and not any(name.startswith(prefix) for prefix in containers)
     )

@@ -12,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import nn
+
 from deepen import __version__
-from deepen.checkpoint.depth_fields import scope, select, spread
+from deepen.checkpoint.depth_fields import scope, select
 from deepen.checkpoint.disk import DiskTower, check_tensors, output_tensors
 from deepen.checkpoint.family import Tower
+from deepen.checkpoint.original import spread
 from deepen.checkpoint.recipes import Copy, Recipe, Scaled
 from deepen.checkpoint.scaled_columns import ScaledQuery
 from deepen.checkpoint.skeleton import Skeleton, build_config, same_layers
+from deepen.checkpoint.slabs import cut_slab, slab_of
 from deepen.errors import CheckpointError, FamilyError, ProgramError, SaveError
 from deepen.program import Blend, Fork, Join, Plan, Record, Run, Visit
 from deepen.program.stored import stored_text
@@ -247,6 +251,10 @@ def tensors_of(
                 tensors[f"{disk.prefix}.{index}.{name}"] = recipe
     for name in infos.keys() - owned:
         tensors[name] = Copy(name, infos[name])
+        for tower in ck.family.towers:
+            if (slab := slab_of(tower, name)) is not None:
+                stored = [new.stored for new in layers[tower.name]]
+                tensors[name] = cut_slab(tensors[name], slab, stored, ck.depth[tower.name])
     return dict(sorted(tensors.items()))
 
 
@@ -315,3 +323,31 @@ def refuse_attributes(plan: Plan, tower: Tower, family: str) -> None:
         if len(visit.parts) < len(parts.letters) and parts.kind == "whole":
             raise FamilyError(f"visit {visit.index} asks for part {visit.parts!r} of layer {visit.key}, but a layer of "
                               f"{family} is one piece: {parts.reason}")  # fmt: skip
+
+
+def refuse_sharing(plan: Plan, layers: nn.ModuleList, bank: Sequence[int], where: str) -> None:
+    """Refuses a layer that reuses keys and values which no visit before it keeps (Gemma 3n).
+
+    Raises:
+        FamilyError: names the visit, its layer, and the layers that keep what it needs.
+    """
+    roles = {key: _sharing(layers[bank[key.layer]]) for key in plan.keys}
+    kept: set[str] = set()
+    for visit in plan.visits:
+        role, kind = roles[visit.key]
+        if role == "reuse" and kind not in kept:
+            keepers = [str(index) for index, origin in enumerate(bank) if _sharing(layers[origin]) == ("store", kind)]
+            raise FamilyError(
+                f"{where}: visit {visit.index} of layer {visit.key} reuses the keys and values that a {kind} layer "
+                f"keeps, and no visit before it keeps them; visit layer {' or '.join(keepers) or '(none has them)'} "
+                "first"
+            )
+        if role == "store":
+            kept.add(kind)
+
+
+def _sharing(layer: nn.Module) -> tuple[str, str]:
+    """Whether a layer keeps its keys and values for later ones or reuses them, and for which kind of layer."""
+    attention = getattr(layer, "self_attn", None)
+    reuse, store = (getattr(attention, name, False) for name in ("is_kv_shared_layer", "store_full_length_kv"))
+    return "reuse" if reuse else "store" if store else "own", getattr(attention, "layer_type", "")

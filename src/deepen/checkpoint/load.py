@@ -20,6 +20,7 @@ from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layout import Layout, bank_layers, tensors_of
 from deepen.checkpoint.live import LiveConfig
 from deepen.checkpoint.skeleton import locate
+from deepen.checkpoint.slabs import install_slabs
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import CheckpointError, UsageError
 from deepen.program import Key, Plan
@@ -128,6 +129,10 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
     live = LiveConfig(model, owner, ck.family, tower, bank, len(originals), ck.where)
     visits = VisitList(_bank(originals, tower, plan, bank), plan, tower, live)
     setattr(owner, name, visits)
+    install_slabs(model, tower, len(originals), visits, ck.where)
+    for attribute, value in tower.neutral.items():
+        if hasattr(owner, attribute):
+            setattr(owner, attribute, value)
     return visits
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import transformers
 
 from deepen.checkpoint.checkpoint import Checkpoint
-from deepen.checkpoint.depth_fields import original_program, stated_depth
+from deepen.checkpoint.depth_fields import stated_depth
 from deepen.checkpoint.family import Family, family_of
 from deepen.checkpoint.layout import NATIVE_TYPE, PROGRAM_VERSION
+from deepen.checkpoint.original import original_program
 from deepen.checkpoint.skeleton import build_config
 from deepen.checkpoint.sources import Source, open_safetensors, parse_json
 from deepen.errors import CheckpointError

@@ -153,6 +153,36 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Some of the `count` equal blocks of another recipe along one axis, in the order `chosen`; any type."""
+
+    recipe: Recipe
+    axis: int
+    count: int
+    chosen: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.recipe.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = list(self.recipe.shape)
+        shape[self.axis] = shape[self.axis] // self.count * len(self.chosen)
+        return tuple(shape)
+
+    def range(self, source: Source) -> ByteRange | None:
+        return None
+
+    def compute(self, source: Source) -> torch.Tensor:
+        """The blocks, copied."""
+        import torch
+
+        blocks = self.recipe.compute(source).chunk(self.count, self.axis)
+        return torch.cat([blocks[index] for index in self.chosen], self.axis)
+
+
+@dataclass(frozen=True, slots=True)
 class Cast:
     """Another recipe, rounded to the type `dtype`; both types are among F64, F32, F16 and BF16, or equal."""
 

@@ -76,7 +76,7 @@ def _select_blocks(owner: nn.Module, config: Any, depth: int, order: Sequence[in
     if getattr(config, "num_kv_shared_layers", None):
         config.num_kv_shared_layers = 0
         if hasattr(owner, "first_kv_shared_layer_idx"):
-            owner.first_kv_shared_layer_idx = None
+            vars(owner)["first_kv_shared_layer_idx"] = None
     if getattr(config, "is_heterogeneous", False):
         given = {int(layer): settings for layer, settings in config.to_dict()["per_layer_config"].items()}
         config.per_layer_config = {new: given[index] for new, index in enumerate(order) if index in given}

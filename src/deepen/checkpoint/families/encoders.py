@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepen.checkpoint.families.shapes import ADDS_ITSELF, POST_NORM, TINY, outputs, torch, whole
-from deepen.checkpoint.family import Family, Parts, Tower, register
+from deepen.checkpoint.family import Family, Parts, Slab, Tower, register
 
 BERT = whole(POST_NORM, "attention.output.dense", "output.dense", post_norm=True)
 PRE_NORM_BERT = whole(ADDS_ITSELF, "attention.output.dense", "output.dense")
@@ -136,7 +136,8 @@ register(
     Family(
         model_type="esm",
         towers=encoder(
-            parts=whole("its feed-forward adds the residual itself", "attention.output.dense", "output.dense")
+            parts=whole("its feed-forward adds the residual itself", "attention.output.dense", "output.dense"),
+            slabs=(Slab(name="contact_head.regression.weight", axis=1, reads=True),),
         ),
         tiny={**TINY, "position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": False},
     ),
