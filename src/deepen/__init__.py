@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from deepen.adaptive.search.search import Found as Found
+    from deepen.adaptive.search.search import search as search
     from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
     from deepen.checkpoint.open import open_checkpoint as open
     from deepen.probe.distance import Distance as Distance
@@ -33,6 +35,7 @@ _LAZY = {
     "Checkpoint": "deepen.checkpoint.checkpoint:Checkpoint",
     "Distance": "deepen.probe.distance:Distance",
     "Evaluation": "deepen.probe.perplexity:Evaluation",
+    "Found": "deepen.adaptive.search.search:Found",
     "Plan": "deepen.program:Plan",
     "Program": "deepen.program:Program",
     "Scores": "deepen.probe.scores.base:Scores",
@@ -40,6 +43,7 @@ _LAZY = {
     "evaluate_many": "deepen.probe.trie:evaluate_many",
     "perplexity": "deepen.probe.perplexity:perplexity",
     "score": "deepen.probe.scores.score:score",
+    "search": "deepen.adaptive.search.search:search",
     "open": "deepen.checkpoint.open:open_checkpoint",
 }
 
@@ -47,6 +51,7 @@ __all__ = [
     "Checkpoint",
     "Distance",
     "Evaluation",
+    "Found",
     "Plan",
     "Program",
     "Scores",
@@ -56,6 +61,7 @@ __all__ = [
     "open",
     "perplexity",
     "score",
+    "search",
 ]
 
 

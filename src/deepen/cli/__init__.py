@@ -18,6 +18,7 @@ COMMANDS = (
     ("show", "deepen.cli.show:show", "Layers, program, parameters, FLOPs, cache and a drawing; reads no weights."),
     ("run", "deepen.cli.run:run", "Generate text with a program; writes no file."),
     ("eval", "deepen.cli.eval:evaluate", "Perplexity and bits per byte of one or more programs on a text."),
+    ("search", "deepen.cli.search:search", "The best program under a budget, on your text."),
     ("apply", "deepen.cli.apply:apply", "Write a checkpoint that has the program."),
     ("families", "deepen.cli.families:families", "The model families deepen knows."),
     ("methods", "deepen.cli.methods:methods", "The published methods deepen implements."),

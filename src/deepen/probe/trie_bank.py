@@ -75,6 +75,7 @@ class Bank:
         )
         self.identity = self.visits.entries
         self.reason: str | None = None
+        self._plans: dict[str, Plan] = {}
         self._forms: dict[int, Form] = {}
         self._partial: dict[tuple[int, str], nn.Module] = {}
 
@@ -85,9 +86,14 @@ class Bank:
             ProgramError: the program does not fit, or asks for something that is not executed.
             FamilyError: the family cannot do what it asks for.
         """
-        applied = self.checkpoint.apply(program)
-        applied.require_executable()
-        return applied.plan()
+        text = str(program)
+        if text not in self._plans:
+            applied = self.checkpoint.apply(program)
+            # it depends on the config alone, and building it for each program would cost more than a short window
+            vars(applied)["skeleton"] = self.checkpoint.skeleton
+            applied.require_executable()
+            self._plans[text] = applied.plan()
+        return self._plans[text]
 
     @contextmanager
     def showing(self, entries: Iterable[Any], plan: Plan | None = None) -> Iterator[PreTrainedModel]:

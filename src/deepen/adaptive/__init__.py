@@ -1,0 +1,1 @@
+"""Depth that is chosen: by a search over programs."""

@@ -1,0 +1,1 @@
+"""Search for the best program of a checkpoint under a budget."""
