@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2LMHeadModel, Ll
 
 import deepen
 import deepen.hf
+from deepen.checkpoint.family import known_families
 from deepen.checkpoint.load import quiet
 from deepen.checkpoint.reference import step_by_step, unrolled
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
@@ -386,3 +387,80 @@ def test_early_exit_of_assisted_generation_leaves_the_config(tmp_path: Path) -> 
     with quiet():
         model.generate(inputs["input_ids"][:1, :5], max_new_tokens=4, do_sample=False)
     assert model.config.num_hidden_layers == before == 8
+
+
+def _picture_model(folder: Path, model_type: str, **vision: object) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    known = known_families()[model_type].tiny
+    return made(folder, model_type, vision_config={**known["vision_config"], **vision})
+
+
+def test_deepstack_taps_follow_their_layers_and_keep_their_mergers(tmp_path: Path) -> None:
+    model, checkpoint, inputs = _picture_model(tmp_path, "qwen3_vl", deepstack_visual_indexes=[1, 2])
+    changed = checkpoint.apply("vision: 3 1 0 1 2")
+    expected = unrolled(model, "visual.blocks", [3, 1, 0, 1, 2], ["depth"])
+    expected.model.visual.deepstack_visual_indexes = [3, 4]
+    assert close(output_of(changed.load(), inputs), output_of(expected, inputs))
+    first = unrolled(model, "visual.blocks", [3, 1, 0, 1, 2], ["depth"])
+    first.model.visual.deepstack_visual_indexes = [1, 4]
+    assert not close(output_of(first, inputs), output_of(expected, inputs), 1e-3)
+    assert checkpoint.apply("vision: 1-3").save(tmp_path / "out").form == "plain"
+    assert config_of(tmp_path / "out")["vision_config"]["deepstack_visual_indexes"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("vision: 0 2-3", "after layer 1, which the program does not execute"),
+        ("vision: 0 {1|3} 2", "layer 1, whose last visit is inside a group"),
+        ("text: 5", "has 2 entries"),
+        ("text: 0 1.a 1.f 2-5", r"visit 1 \(1\) is a part"),
+        ("text: 0 {1|2} 3-5", r"visit 1 \(1\) is a part, a zero copy, or inside a group"),
+        ("text: (0)*0..1 1-5", "a loop of variable length"),
+        ("text: 0 0!zero 1-5", "a zero copy"),
+    ],
+)
+def test_deepstack_is_refused_where_it_has_no_place(tmp_path: Path, program: str, reason: str) -> None:
+    _, checkpoint, _ = _picture_model(tmp_path, "qwen3_vl", deepstack_visual_indexes=[1, 2])
+    changed = checkpoint.apply(program)
+    with pytest.raises(FamilyError, match=reason):
+        changed.load()
+    with pytest.raises(FamilyError, match=reason):
+        changed.save(tmp_path / "out")
+
+
+def test_deepstack_joins_before_a_group_that_follows(tmp_path: Path) -> None:
+    _, checkpoint, inputs = _picture_model(tmp_path, "qwen3_vl", deepstack_visual_indexes=[1, 2])
+    grouped = output_of(checkpoint.apply("text: 0 1 {2|_} 3-5").load(dtype="float64"), _in_double(inputs))
+    assert close(grouped, output_of(checkpoint.apply("text: 0-5").load(dtype="float64"), _in_double(inputs)))
+
+
+def _in_double(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+def test_llava_reads_a_list_of_layers(tmp_path: Path) -> None:
+    model, checkpoint, inputs = made(tmp_path, "vipllava", vision_feature_layer=[-2, 1, 4])
+    changed = checkpoint.apply("vision: 0 2 3 2 0")
+    expected = unrolled(model, "vision_tower.encoder.layers", [0, 2, 3, 2, 0], ["num_hidden_layers"])
+    expected.config.vision_feature_layer = [4, 5, 3]
+    assert close(output_of(changed.load(), inputs), output_of(expected, inputs))
+    checkpoint.apply("vision: 0 2-3").save(tmp_path / "out")
+    assert config_of(tmp_path / "out")["vision_feature_layer"] == [-2, 1, 3]
+    with pytest.raises(FamilyError, match="vision_feature_layer = 1 reads the stream after layer 0"):
+        checkpoint.apply("vision: 1-3").save(tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_mllama_layers_that_cross_keep_their_class_and_their_cache(tmp_path: Path) -> None:
+    _, checkpoint, inputs = made(tmp_path, "mllama")
+    changed = checkpoint.apply("text: 0 (3 4)*2 5 vision: 1-3 global: 0 2")
+    model = changed.load()
+    assert close(step_by_step(model, inputs, 5), output_of(model, inputs), 1e-4)
+    changed.save(tmp_path / "out", bake=True)
+    config = config_of(tmp_path / "out")
+    assert config["text_config"]["cross_attention_layers"] == [1, 3]
+    assert config["vision_config"]["intermediate_layers_indices"] == [1, 2]
+    assert config["vision_config"]["num_global_layers"] == 2
+    for program, reason in (("3 0", "may come first"), ("0 (1)*2[kv=first] 3", "by the number of the visit")):
+        with pytest.raises(FamilyError, match=reason):
+            checkpoint.apply(f"text: {program}").load()

@@ -152,7 +152,7 @@ def step_by_step(model: PreTrainedModel, inputs: dict[str, torch.Tensor], steps:
 
 def _front(inputs: dict[str, torch.Tensor], shape: torch.Size, steps: int) -> dict[str, torch.Tensor]:
     """The inputs without the last tokens, where they have one entry a token."""
-    return {name: value[:, :-steps] if value.shape == shape else value for name, value in inputs.items()}
+    return {name: value[:, :-steps] if value.shape[:2] == shape else value for name, value in inputs.items()}
 
 
 def _cache_name(model: PreTrainedModel) -> str:

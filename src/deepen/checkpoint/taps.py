@@ -33,9 +33,11 @@ def refuse_taps(ck: Checkpoint, tower: Tower) -> None:
         origins = [ck.banks[tower.name][visit.key.layer] for visit in ck.plan(tower.name).visits]
         moved_features(ck.skeleton.config, ck.family, tower, ck.skeleton.depth(tower), origins, ck.where)
     fields = [field for field, fed in ck.family.taps.items() if fed == tower.name]
+    plan = ck.plan(tower.name)
+    if tower.crosses:
+        _refuse_crosses(ck, tower, plan)
     if not fields and not tower.joins:
         return
-    plan = ck.plan(tower.name)
     alone = _alone(plan)
     for field in fields:
         for layer in attrgetter(field)(ck.skeleton.config):
@@ -61,6 +63,25 @@ def _refuse_joins(ck: Checkpoint, tower: Tower, plan: Plan, alone: set[int]) -> 
             raise FamilyError(
                 f"{ck.where}: {what}; visit {visit.index} ({visit.key}) is a part, a zero copy, or inside a group, a "
                 "scale or a loop of variable length. Put a whole layer there"
+            )
+
+
+def _refuse_crosses(ck: Checkpoint, tower: Tower, plan: Plan) -> None:
+    crossing = attrgetter(tower.crosses)(ck.skeleton.config)
+    optional = {loop.number for loop in plan.loops if loop.minimum == 0}
+    certain = next((visit.index for visit in plan.visits if not optional.intersection(visit.loops)), len(plan.visits))
+    for visit in plan.visits:
+        if ck.banks[tower.name][visit.key.layer] not in crossing:
+            continue
+        what = f"{ck.where}: visit {visit.index} runs layer {visit.key}, one of {tower.crosses}"
+        if visit.index <= certain:
+            raise FamilyError(
+                f"{what}, and may come first, where the class counts tokens; put a layer that attends to the text first"
+            )
+        if visit.slot != visit.index:
+            raise FamilyError(
+                f"{what}, whose cache entry the class looks up by the number of the visit; a part without a mixer or "
+                "kv=first before it would shift the entries"
             )
 
 

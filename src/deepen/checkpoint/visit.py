@@ -85,15 +85,23 @@ class VisitList(nn.ModuleList):
         self.live.follow(visits)
 
     def _entries(self, tape: Sequence[Op], visits: Sequence[Visit]) -> Iterator[Entry]:
-        """One entry a visit; operations before the first visit go with it, all others with the visit before them."""
+        """One entry a visit; operations before the first visit go with it, all others with the visit before them.
+
+        Where a class adds to the stream between layers, a group begins with the visit after it, to fork what was added.
+        """
         ops = [op for op in tape if not isinstance(op, Turn)]
         first = next(index for index, op in enumerate(ops) if isinstance(op, Run))
-        after: list[list[Op]] = []
+        before, after, opening = list[list[Op]](), list[list[Op]](), ops[:first]
         for op in ops[first:]:
             if isinstance(op, Run):
+                before.append(opening)
                 after.append([])
+                opening = []
+            elif opening or (self.tower.joins and isinstance(op, Fork)):
+                opening.append(op)
             else:
                 after[-1].append(op)
+        after[-1] += opening
         children = {key: str(index) for index, key in enumerate(self.plan.keys)}
         written = sorted({visit.slot for visit in visits if visit.slot is not None})
         rank = {slot: index for index, slot in enumerate(written)}
@@ -106,7 +114,7 @@ class VisitList(nn.ModuleList):
                 children[visit.key],
                 None if visit.slot is None or not self.tower.caches else rank[visit.slot],
                 visit.slot in shared,
-                tuple(ops[:first]) if index == 0 else (),
+                tuple(before[index]),
                 tuple(after[index]),
             )
 
