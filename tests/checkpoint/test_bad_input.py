@@ -178,13 +178,6 @@ def test_verify_reports_the_difference(folder: Path, tmp_path: Path) -> None:
     assert deepen.open(folder).apply("0-2 4-5").save(tmp_path / "out", verify=True).max_logit_difference == 0.0
 
 
-def test_adapter_of_another_depth_is_refused(folder: Path, tmp_path: Path) -> None:
-    (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(SaveError, match="adapter"):
-        deepen.open(folder).apply("0-2 4-5").save(tmp_path / "out")
-    deepen.open(folder).save(tmp_path / "same")
-
-
 def test_pickle_only_is_refused_with_the_way_out(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")

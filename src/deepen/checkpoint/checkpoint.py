@@ -38,6 +38,7 @@ class Checkpoint:
         banks: for each tower, the layer of the original model that each stored layer is.
         program: which layer is visited when, one entry a tower.
         gguf: the GGUF file it was opened from, if any.
+        adapter: the folder of a LoRA adapter that belongs to the model, if any.
     """
 
     where: str
@@ -48,6 +49,7 @@ class Checkpoint:
     banks: Mapping[str, tuple[int, ...]]
     program: Program
     gguf: Path | None = None
+    adapter: Path | None = None
 
     @property
     def depth(self) -> dict[str, int]:

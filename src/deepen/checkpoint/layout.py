@@ -18,6 +18,7 @@ from deepen import __version__
 from deepen.checkpoint.depth_fields import scope, select
 from deepen.checkpoint.disk import DiskTower, check_tensors, output_tensors
 from deepen.checkpoint.family import Tower
+from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.original import spread
 from deepen.checkpoint.recipes import Copy, Recipe, Scaled
 from deepen.checkpoint.scaled_columns import ScaledQuery
@@ -185,6 +186,8 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
         config = select(config, build, ck.family, tower, origins, ck.where)
         if tower.repeats:
             scope(config, tower)[tower.repeats] = len(origins) if form == "baked" else len(ck.plan(tower.name).visits)
+    names = layer_names(ck, {tower: [new.stored for new in chosen] for tower, chosen in layers.items()})
+    config = quantisation(config, names)
     folds = {name: module for name, module in ck.family.folds_index.items() if config.get(name)}
     for name in folds:
         config[name] = False

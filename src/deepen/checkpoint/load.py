@@ -16,8 +16,10 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from deepen.checkpoint.adapter import apply_adapter
 from deepen.checkpoint.family import Tower
-from deepen.checkpoint.layout import Layout, bank_layers, tensors_of
+from deepen.checkpoint.layer_names import layer_names, quantisation
+from deepen.checkpoint.layout import Layout, NewLayer, bank_layers, tensors_of
 from deepen.checkpoint.live import LiveConfig
 from deepen.checkpoint.skeleton import locate
 from deepen.checkpoint.slabs import install_slabs
@@ -172,12 +174,13 @@ def load(
     """See `Checkpoint.load`."""
     ck.require_executable()
     plans = {tower.name: ck.plan(tower.name) for tower in ck.family.towers}
-    recipes = tensors_of(ck, {name: bank_layers(plan) for name, plan in plans.items()})
+    banks = {name: bank_layers(plan) for name, plan in plans.items()}
+    recipes = tensors_of(ck, banks)
     tensors = {name: recipe.compute(ck.source) for name, recipe in recipes.items()}
     with quiet():
         model, info = deepened(ck.skeleton.model_class).from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             None,
-            config=copy.deepcopy(ck.skeleton.config),
+            config=bank_config(ck, banks),
             state_dict=tensors,
             dtype=dtype or "auto",
             output_loading_info=True,
@@ -185,6 +188,7 @@ def load(
             deepen_spec=Spec(ck, plans),
         )
     _check_loaded(ck, info)
+    apply_adapter(ck, model, banks)
     if model.can_generate():
         model.generation_config = generation_config(ck, model)
         if not any(plan.slots for name, plan in plans.items() if ck.family.tower(name).caches):
@@ -192,6 +196,15 @@ def load(
     # What other libraries show and look up as the model's origin.
     model.name_or_path = model.config._name_or_path = ck.where
     return model.to(device).eval()
+
+
+def bank_config(ck: Checkpoint, banks: Mapping[str, Sequence[NewLayer]]) -> Any:
+    """A copy of the original config whose quantisation names the modules of the bank."""
+    config: Any = copy.deepcopy(ck.skeleton.config)
+    if getattr(config, "quantization_config", None):
+        names = layer_names(ck, {tower: [new.stored for new in chosen] for tower, chosen in banks.items()})
+        config.quantization_config = quantisation(ck.config, names)["quantization_config"]
+    return config
 
 
 @contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import transformers
 
+from deepen.checkpoint.adapter import find_adapter
 from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.depth_fields import stated_depth
 from deepen.checkpoint.family import Family, family_of
@@ -23,12 +25,14 @@ from deepen.errors import CheckpointError
 TESTED = ((5, 24), (5, 25))
 
 
-def open_checkpoint(path_or_id: str | Path) -> Checkpoint:
+def open_checkpoint(path_or_id: str | Path, *, adapter: str | Path | None = None) -> Checkpoint:
     """Opens a folder, a GGUF file or a hub id.
 
     Args:
         path_or_id: a folder with config.json and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`
             (the only case that uses the network).
+        adapter: the folder of a LoRA adapter in the format of PEFT; one that lies in the checkpoint's folder, or in
+            its subfolder `adapter`, needs no mention.
 
     Raises:
         CheckpointError: missing, truncated, contradictory or unsafe files.
@@ -41,14 +45,15 @@ def open_checkpoint(path_or_id: str | Path) -> Checkpoint:
         from deepen.checkpoint.gguf import open_gguf
 
         config, source = open_gguf(path)
-        return _opened(where, None, config, source, gguf=path)
+        return replace(_opened(where, None, config, source, gguf=path), adapter=find_adapter(None, adapter))
     if path.is_file():
         raise CheckpointError(f"{where}: expected a folder, a .gguf file or a hub id, got another kind of file")
     if not path.is_dir():
         if re.fullmatch(r"[\w.-]+/[\w.-]+", where) is None:
             raise CheckpointError(f"{where}: no such folder; expected a checkpoint folder, a .gguf file or a hub id")
         path = download(where)
-    return _opened(where, path, read_config(path), open_safetensors(path))
+    opened = _opened(where, path, read_config(path), open_safetensors(path))
+    return replace(opened, adapter=find_adapter(path, adapter))
 
 
 def check_versions() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from deepen.checkpoint.adapter import save_adapter
 from deepen.checkpoint.atomic import atomic_file, atomic_folder
 from deepen.checkpoint.changes import Changes, changes
 from deepen.checkpoint.layout import Layout
@@ -42,7 +43,6 @@ def save(
     """See `Checkpoint.save`."""
     layout = ck.layout(bake=bake)
     told = changes(ck, layout)
-    refuse_adapter(ck, layout)
     tensors = dict(layout.tensors)
     extra: dict[str, Any] = {}
     if dtype is not None:
@@ -53,9 +53,10 @@ def save(
         written = write_weights(partial, tensors, ck.source, max_shard_bytes=max_shard_bytes, progress=progress)
         write_config(partial, layout.config, extra)
         carry(ck, partial, layout)
+        notes = save_adapter(ck, partial, layout)
         check_written(partial, tensors)
         difference = verify_saved(ck, partial) if verify else None
-    return replace(told.with_files(written.files), max_logit_difference=difference)
+    return replace(told.with_files(written.files), max_logit_difference=difference, notes=told.notes + notes)
 
 
 def _cast(recipe: Recipe, dtype: str) -> Recipe:
@@ -111,22 +112,6 @@ def remap_generation(ck: Checkpoint, layout: Layout, settings: dict[str, Any]) -
         [new, head] for old, head in settings["alignment_heads"] for new, source in enumerate(stored) if source == old
     ]
     return {**settings, "alignment_heads": heads}
-
-
-def refuse_adapter(ck: Checkpoint, layout: Layout) -> None:
-    """An adapter numbers the layers it was trained on; after a change of depth it would land on others.
-
-    Raises:
-        SaveError: the folder holds an adapter and the layers change.
-    """
-    if ck.folder is None or not (ck.folder / "adapter_config.json").is_file():
-        return
-    for tower, layers in layout.layers.items():
-        if [layer.stored for layer in layers] != list(range(ck.depth[tower])) or layout.form == "native":
-            raise SaveError(
-                f"{ck.where}: the folder holds an adapter (adapter_config.json) for {ck.depth[tower]} layers, which "
-                f"would act on other layers after the change to {len(layers)}. Merge the adapter first, or move it away"
-            )
 
 
 def verify_saved(ck: Checkpoint, folder: Path) -> float:

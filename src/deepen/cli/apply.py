@@ -35,6 +35,7 @@ def apply(
     bake: Annotated[bool, Parameter(negative="", help="Write shared layers out, for tools without deepen.")] = False,
     dry_run: Annotated[bool, Parameter(negative="", help="Print the changes and write nothing.")] = False,
     verify: Annotated[bool, Parameter(negative="", help="Load the result and compare its outputs.")] = False,
+    adapter: Annotated[str | None, Parameter(help="The folder of a LoRA adapter to bring along.")] = None,
     max_shard_size: Annotated[str, Parameter(help="Most bytes of one weight file, such as 500MB.")] = "5GB",
     common: Common = DEFAULT,
 ) -> None:
@@ -55,7 +56,7 @@ def apply(
     if not output and not dry_run:
         raise UsageError("apply writes a folder: name it with -o DIR, or ask for --dry-run")
     shard = shard_bytes(max_shard_size)
-    checkpoint = deepen.open(model).apply(read_program(program, common.form))
+    checkpoint = deepen.open(model, adapter=adapter).apply(read_program(program, common.form))
     changes = checkpoint.changes(bake=bake)
     if not dry_run:
         with progress(f"writing {output}", changes.bytes if common.dtype == "auto" else None, "bytes") as step:
