@@ -19,6 +19,7 @@ COMMANDS = (
     ("run", "deepen.cli.run:run", "Generate text with a program; writes no file."),
     ("eval", "deepen.cli.eval:evaluate", "Perplexity and bits per byte of one or more programs on a text."),
     ("search", "deepen.cli.search:search", "The best program under a budget, on your text."),
+    ("score", "deepen.cli.score:score", "Which layers matter: published scores side by side."),
     ("apply", "deepen.cli.apply:apply", "Write a checkpoint that has the program."),
     ("families", "deepen.cli.families:families", "The model families deepen knows."),
     ("methods", "deepen.cli.methods:methods", "The published methods deepen implements."),

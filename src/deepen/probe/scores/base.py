@@ -191,11 +191,15 @@ class Scores:
             raise UsageError(f"no score {name!r}{nearest(name, self.columns)}; there are {known or 'none'}")
         return self.columns[name].ranks
 
-    def cells(self) -> list[tuple[str, ...]]:
-        """The table as rows of text, the heading first; a rank follows each value of a score that judges."""
+    def cells(self, names: Sequence[str] | None = None) -> list[tuple[str, ...]]:
+        """The table as rows of text, the heading first; a rank follows each value of a score that judges.
+
+        Args:
+            names: columns to show; None shows all.
+        """
         heading = ["visit", "layer"]
         columns = [[str(row.visit) for row in self.rows], [row.layer for row in self.rows]]
-        for column in self.columns.values():
+        for column in (self.columns[name] for name in (self.columns if names is None else names)):
             heading.append(column.name)
             columns.append(["-" if math.isnan(value) else f"{value:.4g}" for value in column.values])
             if column.matters != "neither":

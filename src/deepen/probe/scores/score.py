@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # What is read when no score is named: those that share one pass, cheapest first.
 TOGETHER = ("block_influence", "angular", "contribution", "geometry", "effective_rank", "cka")
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 NO_HEAD = "skipped: it needs a causal head, and {model} has none"
 
 
@@ -52,7 +53,7 @@ def score(
 
     Raises:
         FamilyError: no such tower, or the model does not read text.
-        UsageError: an unknown score, or context, tokens or batch that do not fit together or the model.
+        UsageError: an unknown score; context, tokens or batch that do not fit together, the model or the memory.
         DataError: the text is shorter than one window, or the stream is not finite.
 
     Example:
@@ -66,7 +67,13 @@ def score(
     reading = open_reading(
         ck, text, tower=tower, context=context, tokens=tokens, batch=batch, device=device, dtype=dtype, eager=eager
     )
-    results, calls, seconds = score_reading(reading, chosen, progress)
+    try:
+        results, calls, seconds = score_reading(reading, chosen, progress)
+    except RuntimeError as error:
+        # torch has a type of its own for this on accelerators only
+        if not any(words in str(error).lower() for words in OUT_OF_MEMORY):
+            raise
+        raise UsageError(f"out of memory; lower --batch (now {batch}) or --context (now {context})") from error
     letters = reading.visits.tower.parts.letters
     return Scores(
         program=str(ck.program),
@@ -123,8 +130,9 @@ def score_reading(
     def measured(names: Sequence[str], work: Callable[[], dict[str, Result]]) -> None:
         made, started = reading.calls, time.perf_counter()
         results.update(work())
+        spent = time.perf_counter() - started
         for name in names:
-            calls[name], seconds[name] = reading.calls - made, time.perf_counter() - started
+            calls[name], seconds[name] = reading.calls - made, spent
 
     if watched:
         measured(list(watched), lambda: _watch(reading, watched))
