@@ -96,3 +96,24 @@ register(
         architectures=["BlipModel"],
     ),
 )
+
+# One half of a pair, saved alone; no automatic class of transformers lists them.
+for name, parts in {
+    **dict.fromkeys("siglip_text_model siglip2_text_model metaclip_2_text_model".split(), CLIP),
+    "aimv2_text_model": AIM,
+}.items():
+    register(
+        Family(model_type=name, towers=(Tower(name="encoder", container="encoder.layers", parts=parts),), tiny={**TINY})
+    )
+register(
+    Family(
+        model_type="metaclip_2_vision_model",
+        towers=(Tower(name="vision", container="encoder.layers", parts=CLIP),),
+        tiny=IMAGE,
+    ),
+    Family(
+        model_type="blip_vision_model",
+        towers=(Tower(name="vision", container="encoder.layers", parts=BLIP),),
+        tiny=IMAGE,
+    ),
+)
