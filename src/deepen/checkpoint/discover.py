@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from deepen.checkpoint.depth_fields import LISTS
 from deepen.checkpoint.examine import Verdict, examine
 from deepen.checkpoint.families.shapes import TINY
 from deepen.checkpoint.family import FAMILIES, Family, Parts, Tower, known_families
@@ -61,7 +62,12 @@ SMALL: Mapping[str, Any] = {
     "moe_intermediate_size": 16,
     "embedding_size": 32,
 }
+# Sizes that some classes derive from others, and the fewest changes that leave a model small enough to try.
+DERIVED_SIZES = ("head_dim", "num_key_value_heads", "embedding_size", "max_position_embeddings")
+FEW_WORDS: Mapping[str, Any] = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL_DEPTH = 4
+# Parameters of the largest model that is tried.
+LARGEST = 40_000_000
 UNKNOWN = Parts(kind="whole", outputs={}, reason="its family is not in the table, so its parts are not known")
 
 
@@ -145,9 +151,8 @@ def discover(model_type: str) -> Family:
         NotBuildable: no tiny model can be built.
         FamilyError: no config field grows one list of layers.
     """
-    tiny = small_values(model_type)
+    tiny, base = smallest(model_type)
     towers: dict[str, Tower] = {}
-    base = _lists(model_type, tiny)
     for path in depth_paths(model_type, tiny):
         try:
             grown = _lists(model_type, _with(tiny, path, SMALL_DEPTH + 1))
@@ -163,32 +168,58 @@ def discover(model_type: str) -> Family:
             f"no config field of {model_type} grows exactly one list of layers by one; lists seen: {seen}. A uniform "
             "list of layers would be needed"
         )
-    names = [tower.name for tower in towers.values()]
-    if len(set(names)) != len(names):
-        raise FamilyError(f"{model_type} has several lists that would be called {names[0]!r}: {', '.join(towers)}")
-    return Family(model_type=model_type, towers=tuple(towers.values()), tiny=tiny)
+    return Family(model_type=model_type, towers=tuple(_named_apart(towers.values())), tiny=tiny)
 
 
-def small_values(model_type: str) -> dict[str, Any]:
+def _named_apart(towers: Iterable[Tower]) -> Iterator[Tower]:
+    """Towers that would share a name are called after the module that holds them, or after their whole path."""
+    towers = tuple(towers)
+    names = [tower.name for tower in towers]
+    holders = [tower.container.split(".")[0] for tower in towers]
+    for tower, name, holder in zip(towers, names, holders, strict=True):
+        if names.count(name) > 1:
+            name = holder if holders.count(holder) == 1 and holder not in names else tower.container.replace(".", "_")
+        yield replace(tower, name=name)
+
+
+def smallest(model_type: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Config values with which a small model can be built, and its layer lists; the smallest that the class accepts.
+
+    Raises:
+        NotBuildable: none can; the reason is that of the smallest.
+    """
+    reasons = []
+    for sizes in (SMALL, {name: size for name, size in SMALL.items() if name not in DERIVED_SIZES}, FEW_WORDS, {}):
+        try:
+            values = small_values(model_type, sizes)
+            return values, _lists(model_type, values)
+        except NotBuildable as error:
+            reasons.append(error)
+    raise reasons[0]
+
+
+def small_values(model_type: str, sizes: Mapping[str, Any] = SMALL) -> dict[str, Any]:
     """Config values that make the type small: nested configs keep to their own fields."""
     try:
         config = CONFIG_MAPPING[model_type]()
     except Exception as error:  # every config class has its own complaints
         raise NotBuildable(f"its config cannot be made without values: {brief(error)}") from error
-    values = _shrunk(config)
+    values = _shrunk(config, sizes)
     for name in getattr(config, "sub_configs", None) or {}:
         inner = getattr(config, name, None)
         if isinstance(inner, PreTrainedConfig):
-            values[name] = {**_shrunk(inner), "model_type": inner.model_type}
+            values[name] = {**_shrunk(inner, sizes), "model_type": inner.model_type}
     return values
 
 
-def _shrunk(config: PreTrainedConfig) -> dict[str, Any]:
+def _shrunk(config: PreTrainedConfig, sizes: Mapping[str, Any]) -> dict[str, Any]:
     fields = config.to_dict()
-    values = {name: value for name, value in SMALL.items() if isinstance(fields.get(name), int)}
+    values = {name: value for name, value in sizes.items() if isinstance(fields.get(name), int)}
     for name in DEPTH_NAMES:
         if isinstance(fields.get(name), int):
             values[name] = SMALL_DEPTH
+    # Lists of a length that no longer holds are left to the class.
+    values |= {name: None for name in LISTS if isinstance(fields.get(name), list) and fields[name]}
     return values
 
 
@@ -222,6 +253,10 @@ def _lists(model_type: str, values: Mapping[str, Any]) -> dict[str, int]:
             model = model_class({}, config, model_type)(config)
     except Exception as error:  # every model class has its own complaints
         raise NotBuildable(f"a tiny model cannot be built: {brief(error)}") from error
+    if (size := sum(parameter.numel() for parameter in model.parameters())) > LARGEST:
+        raise NotBuildable(
+            f"no small model of it can be made: with a depth of {SMALL_DEPTH} it has {size:,} parameters"
+        )
     return {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
 
 

@@ -317,6 +317,8 @@ def refuse_attributes(plan: Plan, tower: Tower, family: str) -> None:
     for key, init in plan.inits.items():
         if init == "rand":
             raise ProgramError(f"the copy {key} with initial value 'rand' is not executed on checkpoints yet")
+        if init == "zero" and not parts.outputs:
+            raise FamilyError(f"{key} cannot be a zero copy: {parts.reason}")
         if init == "zero" and parts.post_norm:
             raise FamilyError(
                 f"{key} cannot be a zero copy: a layer of {family} changes the stream even where its parts add nothing "

@@ -53,19 +53,39 @@ def tiny_inputs(model: PreTrainedModel, tokens: int = 24, batch: int = 2, seed: 
         return family.inputs(config, tokens)
     main = model.main_input_name
     if main == "pixel_values":
-        return {main: torch.randn(batch, 3, config.image_size, config.image_size, generator=generator)}
+        height, width = _sides(stated(config, "image_size"))
+        channels = getattr(config, "num_channels", None) or 3
+        return {main: torch.randn(batch, channels, height, width, generator=generator)}
     if main == "input_values":
         return {main: torch.randn(batch, 400, generator=generator)}
     if main == "input_features":
-        return {
-            main: torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions, generator=generator),
-            "decoder_input_ids": torch.randint(4, config.vocab_size, (batch, tokens), generator=generator),
-        }
-    ids = torch.randint(4, config.vocab_size, (batch, tokens), generator=generator)
-    if config.is_encoder_decoder:
+        frames = 2 * config.max_source_positions if hasattr(config, "max_source_positions") else 4 * tokens
+        features = torch.randn(batch, config.num_mel_bins, frames, generator=generator)
+        if not config.is_encoder_decoder:
+            return {main: features}
         decoder = torch.randint(4, config.vocab_size, (batch, tokens), generator=generator)
+        return {main: features, "decoder_input_ids": decoder}
+    vocabulary = stated(config, "vocab_size")
+    ids = torch.randint(4, vocabulary, (batch, tokens), generator=generator)
+    if config.is_encoder_decoder:
+        decoder = torch.randint(4, vocabulary, (batch, tokens), generator=generator)
         return {"input_ids": ids, "decoder_input_ids": decoder}
     return {"input_ids": ids}
+
+
+def stated(config: PreTrainedConfig, name: str) -> Any:
+    """A field of a config, or of the first config inside it that has it."""
+    inner = [getattr(config, each, None) for each in getattr(config, "sub_configs", None) or {}]
+    for each in (config, config.get_text_config(), *inner):
+        if (value := getattr(each, name, None)) is not None:
+            return value
+    raise AttributeError(f"{type(config).__name__} has no {name}")
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    if isinstance(size, (list, tuple)):
+        return size[0], size[-1]
+    return size, size
 
 
 def output_of(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], **more: Any) -> torch.Tensor:
