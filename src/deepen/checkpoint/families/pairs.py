@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from deepen.checkpoint.families.encoders import BERT
@@ -116,4 +117,18 @@ register(
         towers=(Tower(name="vision", container="encoder.layers", parts=BLIP),),
         tiny=IMAGE,
     ),
+)
+# Its decoder of masks reads the streams after the listed vision layers.
+register(
+    replace(
+        pair(
+            "clipseg",
+            architectures=["CLIPSegForImageSegmentation"],
+            extract_layers=[2, 3],
+            reduce_dim=16,
+            decoder_num_attention_heads=2,
+            decoder_intermediate_size=24,
+        ),
+        taps={"extract_layers": "vision"},
+    )
 )
