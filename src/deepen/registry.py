@@ -35,6 +35,7 @@ MODULES: tuple[str, ...] = (
     "deepen.probe.scores.effects",
     "deepen.probe.scores.taylor",
     "deepen.probe.scores.magnitude",
+    "deepen.probe.scores.memory",
     "deepen.adaptive.search.random",
     "deepen.adaptive.search.contiguous",
     "deepen.adaptive.search.greedy",

@@ -106,6 +106,18 @@ def test_a_tower_of_several(place: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert len(json.loads(capsys.readouterr().out)["rows"]) == depth
 
 
+def test_memories_of_two_visits(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["score", f"{place}/llama", "0-3", "--data", f"{place}/text.txt", *FAST, "--memories", "1,3"]
+    assert main([*arguments, "--neurons", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["visit"] for each in document["memories"]] == [1, 1, 3, 3]
+    assert all(len(each["speaks"]) == len(each["fires"]) == 5 for each in document["memories"])
+    assert main([*arguments, "--neurons", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 6
+    assert lines[0].startswith(f"visit 1 neuron {document['memories'][0]['neuron']}  speaks for '")
+
+
 M, T = "{place}/llama", "{place}/text.txt"
 CASES = {
     "no data": ([M], 2, ["--data"]),
@@ -113,6 +125,10 @@ CASES = {
     "two programs": ([M, "0-2", "0-3", "--data", T], 2, ["expected one program", "'0-2', '0-3'"]),
     "bad program": ([M, "0-9", "--data", T], 1, ["program column"]),
     "not a figure": ([M, "--data", T, "--plot", "{place}/x.doc"], 2, ["x.doc", ".svg or .png"]),
+    "memories and scores": ([M, "cka", "--data", T, "--memories", "1"], 2, ["instead of scores"]),
+    "memories of words": ([M, "--data", T, "--memories", "a"], 2, ["'a'", "3,5"]),
+    "memories of no visit": ([M, "--data", T, "--context", "16", "--memories", "9"], 2, ["visit 9", "0-5"]),
+    "no neurons": ([M, "--data", T, "--memories", "1", "--neurons", "0"], 2, ["--neurons 0"]),
     "missing data": ([M, "--data", "{place}/none.txt"], 1, ["none.txt", "cannot be read"]),
     "empty data": ([M, "--data", "{place}/empty.txt"], 1, ["no text"]),
     "not UTF-8": ([M, "--data", "{place}/latin.txt"], 1, ["0xe9", "iconv"]),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -16,7 +16,9 @@ from deepen.cli.progress import progress
 from deepen.errors import UsageError
 
 if TYPE_CHECKING:
+    from deepen.checkpoint.checkpoint import Checkpoint
     from deepen.probe.scores.base import Scores
+    from deepen.probe.scores.memory import Neuron
 
 # What a program never is: it holds a number.
 NAME = re.compile(r"[a-z_]+")
@@ -35,6 +37,8 @@ def score(
         bool, Parameter(negative="", help="Also print what a score gives beside its main value.")
     ] = False,
     plot: Annotated[str, Parameter(help="Draw the scores by depth to this .svg or .png file.")] = "",
+    memories: Annotated[str, Parameter(help="List neurons of these visits, such as 3,5, instead of scores.")] = "",
+    neurons: Annotated[int, Parameter(help="With --memories: neurons of a visit.")] = 5,
     common: Common = DEFAULT,
 ) -> None:
     """Score every visit of a program on a text: which layers matter.
@@ -56,17 +60,29 @@ def score(
 
         require_format(plot)
     program, names = sort_out(what)
+    visits = visits_of(memories, names, plot)
+    if neurons < 1:
+        raise UsageError(f"--neurons {neurons}: expected at least 1")
     text = read_text(data)
     checkpoint = deepen.open(model)
     if program:
         checkpoint = checkpoint.apply(read_program(program, common.form))
     checkpoint.require_executable()
+    reading = {
+        "text": text, "tower": tower, "context": context, "tokens": tokens, "batch": batch,
+        "device": common.torch_device(), "dtype": common.torch_dtype(),
+    }  # fmt: skip
     note(f"loading {program_text(checkpoint)}")
+    if visits:
+        listed = list_memories(checkpoint, visits, neurons, reading)
+        if common.json:
+            document = {"model": model, "data": data, "program": program_text(checkpoint)}
+            print_json({**document, "memories": [each.to_json() for each in listed]})
+        else:
+            print(memory_report(listed))
+        return
     with progress("scoring", None, "windows") as step:
-        found = deepen.score(
-            checkpoint, *names, text=text, tower=tower, context=context, tokens=tokens, batch=batch,
-            device=common.torch_device(), dtype=common.torch_dtype(), progress=step,
-        )  # fmt: skip
+        found = deepen.score(checkpoint, *names, progress=step, **reading)
     if plot:
         from deepen.probe.scores.figure import draw
 
@@ -96,6 +112,43 @@ def sort_out(what: Sequence[str]) -> tuple[str, list[str]]:
         names = [found.name for found in methods("score")]
     choose(names)
     return "".join(programs), names
+
+
+def visits_of(memories: str, names: Sequence[str], plot: str) -> list[int]:
+    """The visits whose memories are asked for.
+
+    Raises:
+        UsageError: not numbers, or scores are asked for as well.
+    """
+    if not memories:
+        return []
+    if names or plot:
+        raise UsageError("--memories lists neurons instead of scores; leave out the names of scores and --plot")
+    if not re.fullmatch(r"\d+(,\d+)*", memories):
+        raise UsageError(f"--memories {memories!r}: expected numbers of visits such as 3,5")
+    return [int(visit) for visit in memories.split(",")]
+
+
+def list_memories(
+    checkpoint: Checkpoint, visits: Sequence[int], neurons: int, options: Mapping[str, Any]
+) -> list[Neuron]:
+    """The strongest neurons of each visit; each visit reads the text anew."""
+    from deepen.probe.scores.memory import memories
+    from deepen.probe.scores.reading import open_reading
+
+    reading = open_reading(checkpoint, **options)
+    with progress("reading", len(visits) * len(reading.windows), "windows") as step:
+        reading.step = step
+        return [each for visit in visits for each in memories(reading, visit, neurons)]
+
+
+def memory_report(listed: Sequence[Neuron]) -> str:
+    """Neurons with the tokens they speak for and the texts that make them fire; what is not printable is escaped."""
+    lines = []
+    for each in listed:
+        lines.append(f"visit {each.visit} neuron {each.neuron}  speaks for {' '.join(map(repr, each.speaks))}")
+        lines += [f"  {size:9.4g}  {text!r}" for text, size in each.fires]
+    return "\n".join(lines)
 
 
 def report(scores: Scores, details: bool = False) -> str:
