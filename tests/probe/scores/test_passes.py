@@ -222,7 +222,8 @@ def test_a_copied_layer_is_redundant(tmp_path: Path) -> None:
         assert max(values[2:5]) < 0.2 * np.nanmin(np.delete(values, [2, 3, 4])), name
 
 
-def test_logits_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["removal", "lens", "taylor"])
+def test_logits_that_are_not_finite_are_refused(tmp_path: Path, name: str) -> None:
     ck = planted(tmp_path / "model")
     model = ck.load()
     with torch.no_grad():
@@ -230,7 +231,7 @@ def test_logits_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "broken")
     ck.tokenizer().save_pretrained(tmp_path / "broken")
     with pytest.raises(DataError, match="not finite"):
-        deepen.score(deepen.open(tmp_path / "broken"), "removal", text=TEXT3, context=CONTEXT)
+        deepen.score(deepen.open(tmp_path / "broken"), name, text=TEXT3, context=CONTEXT)
 
 
 def test_batches_and_progress(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepen.probe.scores.base import Matrix, Result, WatchScore, column
-from deepen.probe.scores.reading import open_reading, require_finite, watching
+from deepen.probe.scores.reading import exact, open_reading, require_finite, watching
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class BlockDistances:
 
     def watch(self, visit: int, before: torch.Tensor, after: torch.Tensor) -> None:
         """Takes the stream around one visit, [b, t, d]; after the last visit of a pass the batch is added."""
-        self.before.append(before[:, -1].double())
-        self.after.append(after[:, -1].double())
+        self.before.append(exact(before[:, -1]).double())
+        self.after.append(exact(after[:, -1]).double())
         if visit == self.depth - 1:
             self._add()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepen.probe.scores.base import PassScore, Result, column
+from deepen.probe.scores.reading import exact
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def spread(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     """
     import torch
 
+    weights = exact(weights)
     # a key that no head of no window looks at is masked
     seen = (weights > 0).any(0).any(0).sum(-1)
     rows = seen > 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from deepen.probe.scores.reading import Reading, require_finite, watching
+from deepen.probe.scores.reading import Reading, exact, require_finite, watching
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Stream:
         if tokens < self.context:
             return None
         places = torch.linspace(1, tokens - 1, min(SAMPLE, tokens - 1), device=self.values.device).round().long()
-        sample = self.values[:, places].double()
+        sample = exact(self.values[:, places]).double()
         return sample @ sample.mT
 
 
@@ -88,7 +88,7 @@ class Seen:
 
 def dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Inner products of [b, t, d] and [b, t, d], [b, t]: products in fp32, the result as fp64."""
-    return (one * other).sum(-1).double()
+    return exact((one * other).sum(-1)).double()
 
 
 def collect(reading: Reading, scores: Sequence[WatchScore]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deepen.probe.scores.base import Result, WatchScore, column
+from deepen.probe.scores.reading import exact
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Moments:
         """Adds tokens: [t, d] and [t, d]."""
         import torch
 
+        stream, update = exact(stream), exact(update)
         terms = (stream, update, stream * stream, stream * update, update * update)
         self.sums = self.sums + torch.stack([term.sum(0, dtype=torch.float64) for term in terms]).cpu().numpy()
         self.count += len(stream)

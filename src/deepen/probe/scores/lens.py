@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deepen.probe.scores.base import PassScore, Result, column
+from deepen.probe.scores.reading import exact, require_finite
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Lens(PassScore):
                 places = torch.arange(first - 1, ids.shape[1] - 1, EVERY, device=ids.device)
                 with keeping(reading.visits) as kept:
                     final = reading.run(ids, head=True, logits_to_keep=places).logits.float().log_softmax(-1)
+                # a token that is never predicted may have minus infinity
+                require_finite(final.nan_to_num(torch.nan, torch.nan, 0.0))
                 targets = ids[:, places + 1]
                 for visit in range(reading.depth):
                     found = depth_logits(reading, ids, kept, visit, places).float().log_softmax(-1)
@@ -58,7 +61,7 @@ class Lens(PassScore):
                     kl = torch.where(final.exp() > 0, final.exp() * (final - found), 0.0).sum(-1)
                     same = found.argmax(-1) == final.argmax(-1)
                     loss = -found.gather(-1, targets[..., None])
-                    sums[visit] += [each.double().sum().item() for each in (kl, same, loss)]
+                    sums[visit] += [exact(each).double().sum().item() for each in (kl, same, loss)]
                 count += targets.numel()
                 reading.step(len(ids))
         kl, same, loss = (sums / count).T

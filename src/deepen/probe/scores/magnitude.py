@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deepen.probe.scores.base import PassScore, Result, column
+from deepen.probe.scores.reading import exact
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Magnitude(PassScore):
         sums, counts = {}, {}
         for layer in reading.visits._modules:
             weights = matrices(reading.visits, layer)
-            sums[layer] = sum(weight.detach().abs().sum(dtype=torch.float64).item() for weight in weights)
+            sums[layer] = sum(exact(weight.detach()).abs().sum(dtype=torch.float64).item() for weight in weights)
             counts[layer] = sum(weight.numel() for weight in weights)
         reading.step(len(reading.windows))
         values = [sums[entry.child] for entry in reading.visits.entries]

@@ -181,11 +181,16 @@ def stream_of(out: Any) -> torch.Tensor:
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
+def exact(values: torch.Tensor) -> torch.Tensor:
+    """The values where fp64 can be computed: Apple's GPU has none."""
+    return values.cpu() if values.device.type == "mps" else values
+
+
 def require_finite(values: torch.Tensor) -> None:
-    """Refuses a stream that overflowed.
+    """Refuses what overflowed: streams, logits or gradients.
 
     Raises:
         DataError: a value is infinite or not a number.
     """
     if not bool(values.isfinite().all()):
-        raise DataError("the model's stream is not finite on this text; compute in --dtype float32")
+        raise DataError("what the model computes is not finite on this text; compute in --dtype float32")

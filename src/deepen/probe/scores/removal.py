@@ -10,13 +10,12 @@ Kim et al., Shortened LLaMA: Depth Pruning for Large Language Models, arXiv:2402
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deepen.errors import DataError
 from deepen.probe.scores.base import Column, PassScore, Result, column
+from deepen.probe.scores.reading import require_finite
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ class Removal(PassScore):
             for ids, first in reading.groups():
                 with keeping(reading.visits) as kept:
                     base += _nll(reading, ids, first)
-                if not math.isfinite(base):
-                    raise DataError("the model's logits are not finite on this text; compute in --dtype float32")
+                require_finite(torch.tensor(base))
                 tokens += ids[:, first:].numel()
                 for visit in range(reading.depth):
                     answered = before(reading.visits, kept, visit)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from deepen.probe.scores.base import PassScore, Result, column
 from deepen.probe.scores.magnitude import matrices
+from deepen.probe.scores.reading import exact, require_finite
 from deepen.registry import method
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Taylor(PassScore):
                     reading.step(len(ids))
             found = {
                 layer: sum(
-                    (weight.grad * weight.detach()).abs().sum(dtype=torch.float64).item()
+                    exact(weight.grad * weight.detach()).abs().sum(dtype=torch.float64).item()
                     for weight in matrices(reading.visits, layer)
                     if weight.grad is not None
                 )
@@ -62,5 +63,6 @@ class Taylor(PassScore):
             for parameter, flag in flags:
                 parameter.grad = None
                 parameter.requires_grad_(flag)
+        require_finite(torch.tensor(list(found.values())))
         values = [found[entry.child] / tokens for entry in reading.visits.entries]
         return Result((column("taylor", values, "high", "sum of |gradient times weight| of the layer", tokens),))
