@@ -59,6 +59,16 @@ def test_remote_code_is_never_run(folder: Path) -> None:
         deepen.open(folder)
 
 
+def test_fields_of_a_newer_transformers_are_named(folder: Path) -> None:
+    edit_config(folder, lambda config: config.update(transformers_version="99.0.0"))
+    deepen.open(folder)  # newer, but with nothing that would be ignored
+    edit_config(folder, lambda config: config.update(layer_dance="tango"))
+    with pytest.raises(FamilyError, match=r"written by transformers 99\.0\.0.*layer_dance.*install 99\.0\.0 or newer"):
+        deepen.open(folder)
+    edit_config(folder, lambda config: config.update(transformers_version="5.1.0"))
+    deepen.open(folder)
+
+
 def test_missing_depth_key(folder: Path) -> None:
     edit_config(folder, lambda config: config.pop("num_hidden_layers"))
     with pytest.raises(CheckpointError, match=r"does not say how many layers.*num_hidden_layers"):

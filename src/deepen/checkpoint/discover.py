@@ -7,6 +7,7 @@ so a discovered family runs whole layers only. It is a candidate: `check` then e
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from deepen.checkpoint.examine import Verdict, examine
 from deepen.checkpoint.families.shapes import TINY
 from deepen.checkpoint.family import FAMILIES, Family, Parts, Tower, known_families
 from deepen.checkpoint.load import quiet
+from deepen.checkpoint.reference import STEPPED
 from deepen.checkpoint.skeleton import model_class
 from deepen.errors import DeepenError, FamilyError, nearest
 
@@ -110,6 +112,7 @@ def check(model_type: str, folder: Path) -> Report:
     try:
         with quiet():
             family = known or discover(model_type)
+            _check_size(family)
     except NotBuildable as error:
         return Report(model_type, "not buildable", str(error))
     except DeepenError as error:
@@ -128,7 +131,16 @@ def check(model_type: str, folder: Path) -> Report:
         first = wrong[0]
         reason = f"{first.tower}, {first.operation}: {first.detail}; what would be needed is an entry in the table"
         return Report(model_type, "refused", reason, verdicts, known is not None)
+    refused = next((verdict for verdict in verdicts if verdict.operation == "identity"), None)
+    if refused is not None and refused.outcome == "refused":
+        return Report(model_type, "refused", refused.detail, verdicts, known is not None)
     return Report(model_type, "right", "", verdicts, known is not None)
+
+
+def _check_size(family: Family) -> None:
+    size = sum(parameter.numel() for parameter in _meta_model(family.model_type, family.tiny).parameters())
+    if size > LARGEST:
+        raise NotBuildable(f"no small model of it can be made: with few layers it has {size:,} parameters")
 
 
 @contextmanager
@@ -153,6 +165,8 @@ def discover(model_type: str) -> Family:
     """
     tiny, base = smallest(model_type)
     towers: dict[str, Tower] = {}
+    forward = inspect.signature(type(_meta_model(model_type, tiny)).forward).parameters
+    steps = any(name in forward for name in STEPPED)
     for path in depth_paths(model_type, tiny):
         try:
             grown = _lists(model_type, _with(tiny, path, SMALL_DEPTH + 1))
@@ -161,7 +175,7 @@ def discover(model_type: str) -> Family:
         longer = [name for name, length in grown.items() if length == base.get(name, length) + 1]
         outer = [name for name in longer if not any(name.startswith(other + ".") for other in grown if other != name)]
         if len(outer) == 1 and base[outer[0]] == SMALL_DEPTH and outer[0] not in towers:
-            towers[outer[0]] = _tower(path, outer[0], model_type)
+            towers[outer[0]] = _tower(path, outer[0], model_type, steps)
     if not towers:
         seen = ", ".join(f"{name} ({length})" for name, length in base.items()) or "none"
         raise FamilyError(
@@ -175,11 +189,14 @@ def _named_apart(towers: Iterable[Tower]) -> Iterator[Tower]:
     """Towers that would share a name are called after the module that holds them, or after their whole path."""
     towers = tuple(towers)
     names = [tower.name for tower in towers]
+    taken = {name for name in names if names.count(name) == 1}
     holders = [tower.container.split(".")[0] for tower in towers]
-    for tower, name, holder in zip(towers, names, holders, strict=True):
-        if names.count(name) > 1:
-            name = holder if holders.count(holder) == 1 and holder not in names else tower.container.replace(".", "_")
-        yield replace(tower, name=name)
+    for tower, holder in zip(towers, holders, strict=True):
+        if tower.name in taken:
+            yield tower
+        else:
+            free = holders.count(holder) == 1 and holder not in taken
+            yield replace(tower, name=holder if free else tower.container.replace(".", "_"))
 
 
 def smallest(model_type: str) -> tuple[dict[str, Any], dict[str, int]]:
@@ -246,27 +263,27 @@ def _with(values: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
 
 def _lists(model_type: str, values: Mapping[str, Any]) -> dict[str, int]:
     """The layer lists of the type at these values, by module path."""
+    model = _meta_model(model_type, values)
+    return {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+
+
+def _meta_model(model_type: str, values: Mapping[str, Any]) -> nn.Module:
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
             config = CONFIG_MAPPING[model_type](**copy.deepcopy(dict(values)))
-            model = model_class({}, config, model_type)(config)
+            return model_class({}, config, model_type)(config)
     except Exception as error:  # every model class has its own complaints
         raise NotBuildable(f"a tiny model cannot be built: {brief(error)}") from error
-    if (size := sum(parameter.numel() for parameter in model.parameters())) > LARGEST:
-        raise NotBuildable(
-            f"no small model of it can be made: with a depth of {SMALL_DEPTH} it has {size:,} parameters"
-        )
-    return {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
 
 
-def _tower(path: str, container: str, model_type: str) -> Tower:
+def _tower(path: str, container: str, model_type: str, steps: bool) -> Tower:
     """A tower named after what its config or its module path says."""
     words = f"{path}.{container}"
     kinds = ("vision", "audio", "encoder", "decoder", "text")
     name = next((kind for kind in kinds if kind in words.lower()), None) or "text"
     config = CONFIG_MAPPING[model_type]
-    causal = name in ("text", "decoder") and "vision" not in words
+    causal = steps and name in ("text", "decoder") and "vision" not in words
     name = "text" if name == "decoder" and not getattr(config(), "is_encoder_decoder", False) else name
     return Tower(name=name, container=container, depth=path, caches=causal, parts=UNKNOWN)
 

@@ -20,6 +20,7 @@ from deepen.checkpoint.load import quiet
 from deepen.checkpoint.open import open_checkpoint
 from deepen.checkpoint.reference import renumber_reads, step_by_step, unrolled
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
+from deepen.checkpoint.visit import VisitList
 from deepen.errors import DeepenError, FamilyError
 
 # Largest difference, relative to the largest output, between two ways to compute the same numbers.
@@ -163,7 +164,20 @@ def _reordered(subject: Subject, tower: Tower) -> tuple[str, list[int]]:
 
 
 def _repeat(subject: Subject, tower: Tower) -> str:
+    _every_visit(subject, tower, _looped(subject, tower))
     return _ordered(subject, tower, _looped(subject, tower), _looped_order(subject, tower))
+
+
+def _every_visit(subject: Subject, tower: Tower, text: str) -> None:
+    """A class that runs fewer layers than it has does so for the model made by hand, too; calls tell."""
+    model = _apply(subject, tower, text).load()
+    calls: list[None] = []
+    visits = next(each for each in model.modules() if isinstance(each, VisitList) and each.tower is tower)
+    for layer in visits.children():
+        layer.register_forward_hook(lambda *_: calls.append(None))
+    output_of(model, subject.inputs)
+    if not calls or len(calls) % len(visits):
+        raise Wrong(f"{text}: {len(calls)} layers ran for {len(visits)} visits; the forward of its class leaves some out")
 
 
 def _looped(subject: Subject, tower: Tower) -> str:

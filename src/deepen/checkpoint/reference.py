@@ -25,6 +25,8 @@ LISTS = (
     "layer_rope_theta",
     "attention_window",
 )
+# What a forward may call the cache that it is given back step by step.
+STEPPED = ("cache", "past_key_values", "cache_params")
 INDEX_NAMES = ("layer_idx", "layer_id", "layer_number")
 
 
@@ -158,4 +160,4 @@ def _front(inputs: dict[str, torch.Tensor], shape: torch.Size, steps: int) -> di
 def _cache_name(model: PreTrainedModel) -> str:
     """What the model's forward calls its cache."""
     names = inspect.signature(type(model).forward).parameters
-    return next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
+    return next(name for name in STEPPED if name in names)

@@ -8,6 +8,7 @@ rotary switch ...) of the layer it stands for. What differs is refused by name.
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ from deepen.errors import CheckpointError, FamilyError
 INDEX_ATTRIBUTES = frozenset({"layer_idx", "layer_id", "layer_number", "layer_num", "block_idx", "seed"})
 
 
+# Fields that any config.json may have and no config class lists.
+COMMON_FIELDS = frozenset(
+    {"auto_map", "torch_dtype", "dtype", "quantization_config", "program", "transformers_weights"}
+)
+
+
 def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:
     """A transformers config from config.json.
 
@@ -53,6 +60,7 @@ def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:
             f"{where}: transformers {transformers.__version__} does not know the model type {model_type!r}; install a "
             "version that does"
         )
+    refuse_newer(raw, where)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,6 +71,29 @@ def build_config(raw: Mapping[str, Any], where: str) -> PreTrainedConfig:
         raise CheckpointError(f"{where}: transformers refuses config.json: {error}") from error
 
 
+def refuse_newer(raw: Mapping[str, Any], where: str) -> None:
+    """Refuses a config that a newer transformers wrote with fields that the installed one would ignore.
+
+    Raises:
+        FamilyError: names the fields and the version that wrote them.
+    """
+    written = str(raw.get("transformers_version") or "0")
+    if _release(written) <= _release(transformers.__version__):
+        return
+    kind: Any = CONFIG_MAPPING[str(raw["model_type"])]
+    known = {*kind.attribute_map, *kind().to_dict(), *vars(PreTrainedConfig()), *COMMON_FIELDS}
+    if unknown := sorted(name for name in raw.keys() - known if not name.startswith("_")):
+        raise FamilyError(
+            f"{where}: config.json was written by transformers {written} and has the fields {', '.join(unknown)}, "
+            f"which transformers {transformers.__version__} does not know and would ignore; install {written} or "
+            "newer, or remove the fields if they change nothing"
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
 def model_class(raw: Mapping[str, Any], config: PreTrainedConfig, where: str) -> type[PreTrainedModel]:
     """The class named in `architectures`, else the generating or the plain model of the config's type.
 
@@ -71,7 +102,7 @@ def model_class(raw: Mapping[str, Any], config: PreTrainedConfig, where: str) ->
     """
     names = raw.get("architectures") or []
     if names:
-        found = getattr(transformers, names[0], None)
+        found = getattr(transformers, names[0], None) or _registered(names[0], config)
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return found
         raise FamilyError(
@@ -92,6 +123,13 @@ def model_class(raw: Mapping[str, Any], config: PreTrainedConfig, where: str) ->
         if model and not found.__name__.endswith("PreTrainedModel"):
             return found
     raise FamilyError(f"{where}: config.json names no architecture and {type(config).__name__} has no default one")
+
+
+def _registered(name: str, config: PreTrainedConfig) -> Any:
+    """A class of this name that a program registered for its own config."""
+    mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_MAPPING)
+    classes = [mapping.get(type(config), None) for mapping in mappings]
+    return next((found for found in classes if getattr(found, "__name__", "") == name), None)
 
 
 @dataclass(frozen=True, eq=False)
