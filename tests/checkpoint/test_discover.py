@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from deepen.checkpoint.discover import check, discover
-from deepen.checkpoint.family import FAMILIES
+from deepen.checkpoint.family import FAMILIES, known_families
 from deepen.errors import FamilyError
 
 
@@ -81,3 +81,11 @@ def test_what_cannot_be_built_says_why(tmp_path: Path) -> None:
     report = check("detr", tmp_path)
     assert report.outcome == "not buildable"
     assert "timm" in report.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(CONFIG_MAPPING.keys() - known_families().keys()))
+def test_every_installed_type_ends_in_a_verdict(model_type: str, tmp_path: Path) -> None:
+    report = check(model_type, tmp_path)
+    assert report.outcome in ("right", "refused", "not buildable")
+    assert report.reason or report.outcome == "right"

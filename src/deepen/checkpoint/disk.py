@@ -12,19 +12,31 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from deepen.checkpoint.depth_fields import scope_object
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.skeleton import Skeleton
 from deepen.checkpoint.slabs import slab_of, slab_shape
 from deepen.checkpoint.sources import Source
 from deepen.errors import CheckpointError
 
+# How many layers behind the last one predict further tokens.
+AHEAD = "num_nextn_predict_layers"
+
 
 @dataclass(frozen=True)
 class DiskTower:
-    """The tensors of one tower: `layers[i]` maps the name inside layer i to the full name on disk."""
+    """The tensors of one tower.
+
+    Attributes:
+        prefix: what the names of its tensors begin with, before the number of the layer.
+        layers: `layers[i]` maps the name inside layer i to the full name on disk.
+        ahead: full names of tensors numbered behind the last layer, which predict further tokens (DeepSeek-V3) and
+            which transformers leaves out.
+    """
 
     prefix: str
     layers: tuple[Mapping[str, str], ...]
+    ahead: tuple[str, ...] = ()
 
 
 def read_towers(source: Source, skeleton: Skeleton, depths: Mapping[str, int], where: str) -> dict[str, DiskTower]:
@@ -61,12 +73,15 @@ def _read_tower(source: Source, skeleton: Skeleton, tower: Tower, depth: int, wh
             f"{where}: config.json says {depth} layers in the {tower.name} tower, but the files hold no tensor of "
             f"layer {missing[0]}; download the missing shard or correct {tower.depth}"
         )
-    if extra := sorted(layers.keys() - set(range(depth))):
+    predicting = getattr(scope_object(skeleton.config, tower), AHEAD, 0) or 0
+    ahead = [index for index in sorted(layers) if depth <= index < depth + predicting]
+    if extra := sorted(layers.keys() - {*range(depth), *ahead}):
         raise CheckpointError(
             f"{where}: config.json says {depth} layers in the {tower.name} tower (0-{depth - 1}), but the files also "
             f"hold layer {extra[0]}; correct {tower.depth}, since extra layers would be dropped silently"
         )
-    return DiskTower(prefix, tuple(layers[index] for index in range(depth)))
+    names = tuple(name for index in ahead for name in layers[index].values())
+    return DiskTower(prefix, tuple(layers[index] for index in range(depth)), names)
 
 
 def check_tensors(

@@ -177,7 +177,8 @@ def _every_visit(subject: Subject, tower: Tower, text: str) -> None:
         layer.register_forward_hook(lambda *_: calls.append(None))
     output_of(model, subject.inputs)
     if not calls or len(calls) % len(visits):
-        raise Wrong(f"{text}: {len(calls)} layers ran for {len(visits)} visits; the forward of its class leaves some out")
+        ran = f"{len(calls)} layers ran for {len(visits)} visits"
+        raise Wrong(f"{text}: {ran}; the forward of its class leaves some out")
 
 
 def _looped(subject: Subject, tower: Tower) -> str:

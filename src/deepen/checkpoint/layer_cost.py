@@ -41,9 +41,8 @@ def checkpoint_cost(ck: Checkpoint, context: int) -> Cost:
         found = tower_cost(ck, tower, context)
         total = found if total is None else _add(total, found)
     assert total is not None
-    outside = ck.source.infos.keys() - {
-        full for disk in ck.disk.values() for layer in disk.layers for full in layer.values()
-    }
+    owned = {full for disk in ck.disk.values() for layer in disk.layers for full in layer.values()}
+    outside = ck.source.infos.keys() - owned - {full for disk in ck.disk.values() for full in disk.ahead}
     buffers = {name for name, _ in ck.skeleton.model.named_buffers()}
     params = total.params + sum(
         ck.source.infos[name].numel * kept_share(ck, name) for name in outside if name not in buffers

@@ -16,7 +16,7 @@ from torch import nn
 
 from deepen import __version__
 from deepen.checkpoint.depth_fields import scope, select
-from deepen.checkpoint.disk import DiskTower, check_tensors, output_tensors
+from deepen.checkpoint.disk import AHEAD, DiskTower, check_tensors, output_tensors
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.original import spread
@@ -199,7 +199,23 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
             same_layers(old, new, tower, [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]])
     tensors = tensors_of(ck, layers, folds)
     _check_plain(ck, new, layers, tensors)
+    tensors |= _ahead(ck, layers, config, notes)
     return Layout(form, config, tensors, dict(layers), tuple(notes))
+
+
+def _ahead(
+    ck: Checkpoint, layers: Mapping[str, Sequence[NewLayer]], config: dict[str, Any], notes: list[str]
+) -> dict[str, Recipe]:
+    """Tensors that predict further tokens stay with the model they were trained on; transformers does not run them."""
+    kept: dict[str, Recipe] = {}
+    for tower in ck.family.towers:
+        ahead = ck.disk[tower.name].ahead
+        if layers[tower.name] == tuple(NewLayer(index) for index in range(ck.depth[tower.name])):
+            kept |= {name: Copy(name, ck.source.infos[name]) for name in ahead}
+        elif ahead:
+            scope(config, tower)[AHEAD] = 0
+            notes.append(f"the {len(ahead)} tensors that predict further tokens from the last layer are left out")
+    return kept
 
 
 def _check_plain(
@@ -249,6 +265,7 @@ def tensors_of(
     for tower in ck.family.towers:
         disk = ck.disk[tower.name]
         owned.update(full for layer in disk.layers for full in layer.values())
+        owned.update(disk.ahead)
         for index, new in enumerate(layers[tower.name]):
             for name, recipe in _layer_tensors(ck, tower, disk, index, new, folds or {}).items():
                 tensors[f"{disk.prefix}.{index}.{name}"] = recipe
