@@ -15,11 +15,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from deepen.adaptive.search.budget import limit, meter, parse_budget
-from deepen.adaptive.search.interval import Difference, paired_difference
 from deepen.adaptive.search.moves import DEFAULT, Bank, chosen, text_of
 from deepen.adaptive.search.problem import Finished, Problem
 from deepen.adaptive.search.state import Candidate, State, fingerprint, read_state, text_digest
 from deepen.errors import DataError, SaveError, UsageError, nearest
+from deepen.probe.interval import Difference, paired_difference
 from deepen.probe.perplexity import Evaluation
 from deepen.program.normal import normalise
 from deepen.registry import Method, methods
