@@ -208,7 +208,21 @@ def _parts(subject: Subject, tower: Tower) -> str | None:
     _same(_output(subject, tower, f"0 {text} 2-{last}"), subject.output, text)
     if torch.equal(_output(subject, tower, f"0 1.a 2-{last}"), subject.output):
         raise Wrong("leaving out a feed-forward changes nothing")
+    _parts_alone(subject, tower, (text, "1.a", "1.f"))
     return tower.parts.kind
+
+
+def _parts_alone(subject: Subject, tower: Tower, texts: Sequence[str]) -> None:
+    """One sample at a time: a part that is left out must give as many values as it would, not one for each sample."""
+    if any(value.shape[0] != 2 for value in subject.inputs.values()):
+        return
+    last = _last(subject, tower)
+    for text in texts:
+        model = _apply(subject, tower, f"0 {text} 2-{last}").load()
+        both = output_of(model, subject.inputs)
+        if both.ndim > 1 and both.shape[0] == 2:
+            one = output_of(model, {name: value[:1] for name, value in subject.inputs.items()})
+            _same(one, both[:1], f"{text} on one sample", CACHED)
 
 
 def _group(subject: Subject, tower: Tower) -> str:

@@ -13,7 +13,9 @@ cache, and delegates every attribute to the layer. It never writes to the layer.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -91,7 +93,8 @@ class VisitList(nn.ModuleList):
         """
         ops = [op for op in tape if not isinstance(op, Turn)]
         first = next(index for index, op in enumerate(ops) if isinstance(op, Run))
-        before, after, opening = list[list[Op]](), list[list[Op]](), ops[:first]
+        before, after = list[list[Op]](), list[list[Op]]()
+        opening: list[Op] = list(ops[:first])
         for op in ops[first:]:
             if isinstance(op, Run):
                 before.append(opening)
@@ -261,7 +264,7 @@ def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
     view = object.__new__(_view_class(type(layer)))
     modules = dict(layer._modules)
     for name in (name for letter in missing for name in part_modules(layer, parts, letter)):
-        modules[name] = Absent(parts.returns.get(type(modules[name]).__name__) or _returned(modules[name]))
+        modules[name] = Absent(parts.returns.get(type(modules[name]).__name__) or _returned(layer, name))
     state = {name: value for name, value in layer.__dict__.items() if name not in MODES}
     # A tuple, so that the whole layer does not become a child of its own view.
     view.__dict__.update(state, _modules=modules, whole=(layer,))
@@ -283,10 +286,28 @@ def part_modules(layer: nn.Module, parts: Parts, letter: str) -> list[str]:
     return next(names for names in candidates if all(name in layer._modules for name in names))
 
 
-def _returned(module: Any) -> int:
-    """How many values a part returns: (output, weights) or the output, read from its annotation."""
-    annotation = str(inspect.signature(type(module).forward).return_annotation)
-    return 2 if annotation.startswith(("tuple", "typing.Tuple", "Tuple")) else 1
+def _returned(layer: nn.Module, name: str) -> int:
+    """How many values the part `name` of a layer returns: as many as the layer unpacks, else as it is annotated."""
+    for node in ast.walk(_tree(type(layer))):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and _calls(node.value, name):
+            return len(node.targets[0].elts)
+    part = type(layer.get_submodule(name))
+    annotation = inspect.signature(part.forward).return_annotation
+    if annotation is not inspect.Signature.empty:
+        return 2 if str(annotation).startswith(("tuple", "typing.Tuple", "Tuple")) else 1
+    returns = [node.value for node in ast.walk(_tree(part)) if isinstance(node, ast.Return)]
+    return max(len(value.elts) if isinstance(value, ast.Tuple) else 1 for value in returns)
+
+
+def _calls(node: ast.expr, name: str) -> bool:
+    """Whether an expression is `self.name(...)`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+
+
+@cache
+def _tree(kind: type[nn.Module]) -> ast.Module:
+    """The syntax tree of a forward, without its decorators."""
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(kind.forward))))
 
 
 def given_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:

@@ -20,6 +20,7 @@ COMMANDS = (
     ("eval", "deepen.cli.eval:evaluate", "Perplexity and bits per byte of one or more programs on a text."),
     ("search", "deepen.cli.search:search", "The best program under a budget, on your text."),
     ("score", "deepen.cli.score:score", "Which layers matter: published scores side by side."),
+    ("report", "deepen.cli.report:report", "One HTML page of the results that --keep collected in a folder."),
     ("apply", "deepen.cli.apply:apply", "Write a checkpoint that has the program."),
     ("families", "deepen.cli.families:families", "The model families deepen knows."),
     ("methods", "deepen.cli.methods:methods", "The published methods deepen implements."),
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Its advice is about calls that deepen makes, not about what the user asked for.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if arguments is None else arguments)
+    from deepen.cli.output import called
+
+    called.set(tuple(given))
     try:
         app()(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()

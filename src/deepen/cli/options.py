@@ -63,3 +63,18 @@ class Common:
 
 
 DEFAULT = Common()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Keeping(Common):
+    """Options of commands whose results a report can show.
+
+    Attributes:
+        keep: a folder that gets the result as JSON.
+    """
+
+    keep: Annotated[str, Parameter(help="Also keep the result in this folder, for deepen report.")] = ""
+
+
+KEEPING = Keeping()

@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
+    from deepen.cli.options import Keeping
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout; numbers that JSON lacks (infinity, NaN) become null."""
     print(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+# The words that `deepen` was called with, for documents that say how they were made.
+called: ContextVar[Sequence[str]] = ContextVar("called", default=())
+
+
+def give(common: Keeping, kind: str, document: Mapping[str, Any]) -> bool:
+    """Keeps a result where `--keep` says, and prints it where `--json` says.
+
+    Returns:
+        Whether it was printed, so that nothing else may be.
+
+    Raises:
+        SaveError: the folder cannot be written.
+    """
+    if common.keep:
+        from deepen.report.kept import keep
+
+        path = keep(Path(common.keep), kind, shlex.join(["deepen", *called.get()]), _plain(document))
+        note(f"kept in {path}")
+    if common.json:
+        print_json(document)
+    return common.json
 
 
 def _plain(value: Any) -> Any:

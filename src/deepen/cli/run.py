@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import deepen
-from deepen.cli.options import DEFAULT, Common
-from deepen.cli.output import note, print_json, program_text
+from deepen.cli.options import KEEPING, Keeping
+from deepen.cli.output import give, note, program_text
 from deepen.errors import FamilyError, UsageError
 from deepen.probe.windows import require_context
 
@@ -29,7 +29,7 @@ def run(
     seed: Annotated[int, Parameter(help="Of the draws, when the temperature is not 0.")] = 0,
     counts: Annotated[str, Parameter(help="Counts of the loops n..m, such as 2,3; one number sets all.")] = "",
     chat: Annotated[bool, Parameter(help="Use the chat template when the tokenizer has one.")] = True,
-    common: Common = DEFAULT,
+    common: Keeping = KEEPING,
 ) -> None:
     """Generate text with a program, streamed to the terminal.
 
@@ -61,21 +61,18 @@ def run(
         require_context(loaded.config, ids.shape[1] + tokens)
     stream = Stream(tokenizer, quiet=common.json)
     generate(loaded, tokenizer, ids, stream, tokens=tokens, temperature=temperature, seed=seed)
-    if common.json:
-        print_json(
-            {
-                "model": model,
-                "program": program_text(checkpoint),
-                "prompt": prompt,
-                "chat_template": templated,
-                "text": stream.text,
-                "tokens": stream.count,
-                "prompt_tokens": ids.shape[1],
-                "seconds": stream.seconds,
-                "tokens_per_second": stream.rate,
-            }
-        )
-    else:
+    document = {
+        "model": model,
+        "program": program_text(checkpoint),
+        "prompt": prompt,
+        "chat_template": templated,
+        "text": stream.text,
+        "tokens": stream.count,
+        "prompt_tokens": ids.shape[1],
+        "seconds": stream.seconds,
+        "tokens_per_second": stream.rate,
+    }
+    if not give(common, "run", document):
         rate = f", {stream.rate:.3g} tokens/s after the first" if stream.count > 1 else ""
         note(f"{stream.count} tokens in {stream.seconds:.1f} s{rate}")
 

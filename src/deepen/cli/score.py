@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 import deepen
 from deepen.cli.data import read_text
-from deepen.cli.options import DEFAULT, Common
-from deepen.cli.output import note, print_json, program_text, table
+from deepen.cli.options import KEEPING, Keeping
+from deepen.cli.output import give, note, print_json, program_text, table
 from deepen.cli.progress import progress
 from deepen.errors import UsageError
 
@@ -39,7 +39,7 @@ def score(
     plot: Annotated[str, Parameter(help="Draw the scores by depth to this .svg or .png file.")] = "",
     memories: Annotated[str, Parameter(help="List neurons of these visits, such as 3,5, instead of scores.")] = "",
     neurons: Annotated[int, Parameter(help="With --memories: neurons of a visit.")] = 5,
-    common: Common = DEFAULT,
+    common: Keeping = KEEPING,
 ) -> None:
     """Score every visit of a program on a text: which layers matter.
 
@@ -87,9 +87,8 @@ def score(
         from deepen.probe.scores.figure import draw
 
         draw(found, plot)
-    if common.json:
-        print_json({"model": model, "data": data, **found.to_json(), "program": program_text(checkpoint)})
-    else:
+    document = {"model": model, "data": data, **found.to_json(), "program": program_text(checkpoint)}
+    if not give(common, "score", document):
         print(report(found, details))
 
 

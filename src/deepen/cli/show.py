@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import deepen
-from deepen.cli.options import DEFAULT, Common
-from deepen.cli.output import amount, pairs, print_json, program_text, ratio, runs, size
+from deepen.cli.options import KEEPING, Keeping
+from deepen.cli.output import amount, give, pairs, program_text, ratio, runs, size
 from deepen.errors import DeepenError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def show(
     *,
     context: Annotated[int, Parameter(help="Tokens of the context that FLOPs and cache are stated for.")] = 1024,
     svg: Annotated[str, Parameter(help="Write the drawing to this SVG file.")] = "",
-    common: Common = DEFAULT,
+    common: Keeping = KEEPING,
 ) -> None:
     """Layers, program, parameters, FLOPs per token, cache and a drawing; reads no weights.
 
@@ -46,9 +46,7 @@ def show(
     checkpoint = opened.apply(read_program(program, common.form)) if program else opened
     if svg:
         write_drawing(checkpoint, Path(svg))
-    if common.json:
-        print_json(describe(checkpoint, context))
-    else:
+    if not give(common, "show", describe(checkpoint, context)):
         print(report(checkpoint, context))
 
 

@@ -80,6 +80,31 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A chart with a title and a sentence.
+
+    Attributes:
+        name: what it shows.
+        svg: from `deepen.report.chart`, trusted markup.
+        note: what the figures mean.
+        legend: the names of its lines where it has several.
+    """
+
+    name: str
+    svg: str
+    note: str = ""
+    legend: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Charts side by side, as many as the page is wide."""
+
+    charts: Sequence[Chart]
+    kind: ClassVar[str] = "charts"
+
+
+@dataclass(frozen=True)
 class Commands:
     """Lines for a shell or an interpreter, each ready to be copied."""
 
@@ -87,7 +112,7 @@ class Commands:
     kind: ClassVar[str] = "commands"
 
 
-Block = Text | Facts | Table | Drawing | Commands
+Block = Text | Facts | Table | Drawing | Charts | Commands
 
 
 @dataclass(frozen=True)
