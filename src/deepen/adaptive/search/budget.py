@@ -14,14 +14,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from deepen.adaptive.search.moves import Bank, Items, text_of
 from deepen.errors import UsageError, nearest
-from deepen.program import Ends, Index, Ref, cost
+from deepen.program import Ends, Index, LayerCost, Loop, Node, Ref, Seq, cost
+from deepen.program.tree import children
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -72,6 +73,9 @@ def meter(ck: Checkpoint, kind: str, context: int, seconds: Callable[[str], floa
         context: tokens of the context, for FLOPs and cache.
         seconds: measures the latency of a program.
     """
+    if kind == "layers":
+        shares = [_shares(layer.params) for layer in layer_costs(ck)]
+        return lambda items: float(executed(Seq(items), shares))
     known: dict[str, float] = {}
     count = seconds if kind == "latency" else _Counter(ck, kind, context)
 
@@ -88,15 +92,11 @@ class _Counter:
     """Counts one kind of cost without reading any weight; the layers are examined once."""
 
     def __init__(self, ck: Checkpoint, kind: str, context: int) -> None:
-        from deepen.checkpoint.layer_cost import layer_costs
-
         self.ck, self.kind, self.context = ck, kind, context
-        self.layers = layer_costs(ck, ck.family.tower(""))
-        self.ends = 0.0
-        if kind != "layers":
-            whole = ck.cost(context)
-            total = {"flops": whole.flops, "params": whole.params, "cache": whole.cache_bytes}[kind]
-            self.ends = total - self._own(ck)
+        self.layers = layer_costs(ck)
+        whole = ck.cost(context)
+        total = {"flops": whole.flops, "params": whole.params, "cache": whole.cache_bytes}[kind]
+        self.ends = total - self._own(ck)
 
     def __call__(self, text: str) -> float:
         return self.ends + self._own(self.ck.apply(text))
@@ -104,14 +104,27 @@ class _Counter:
     def _own(self, ck: Checkpoint) -> float:
         """What the layers of the tower cost, without embeddings, head and other towers."""
         plan = ck.plan()
-        if self.kind == "layers":
-            shares = [_shares(layer.params) for layer in self.layers]
-            return float(sum(shares[visit.key.layer][part] for visit in plan.visits for part in visit.parts))
         if self.kind == "params":
             # a layer is stored whole as soon as one of its parts is visited
             return float(sum(sum(self.layers[key.layer].params.values()) for key in plan.keys))
         found = cost(plan, self.layers, Ends(params=0, flops=0.0), self.context)
         return found.flops if self.kind == "flops" else found.cache_bytes
+
+
+def executed(node: Node, shares: Sequence[Mapping[str, Fraction]]) -> Fraction:
+    """Layers that a node executes, each visit by the shares of its parts; loops at their maximum."""
+    if isinstance(node, Ref):
+        own = shares[node.first.value]
+        return sum((share for part, share in own.items() if node.parts in (None, part)), Fraction(0))
+    turns = node.high if isinstance(node, Loop) else 1
+    return turns * sum((executed(child, shares) for child in children(node)), Fraction(0))
+
+
+def layer_costs(ck: Checkpoint) -> list[LayerCost]:
+    """What each layer of the default tower costs."""
+    from deepen.checkpoint import layer_cost
+
+    return layer_cost.layer_costs(ck, ck.family.tower(""))
 
 
 def _shares(params: Mapping[str, int]) -> dict[str, Fraction]:

@@ -38,9 +38,7 @@ def greedy(problem: Problem) -> None:
 
 def descend(problem: Problem, width: int) -> None:
     """Removes from the best `width` candidates at a time until they fit, then improves the best."""
-    # something that fits is known first, whatever the search is stopped by
-    base = problem.ask([problem.whole, problem.shrunk(problem.whole)])[0]
-    harm = alone(problem, base)
+    harm = alone(problem)
     problem.ask([ranked_once(problem, harm)])
     beam = [problem.whole]
     while over := [items for items in beam if not problem.fits(items)]:
@@ -54,11 +52,13 @@ def descend(problem: Problem, width: int) -> None:
         improve(problem, beam, harm)
 
 
-def alone(problem: Problem, base: float) -> dict[str, float]:
+def alone(problem: Problem) -> dict[str, float]:
     """What each removal from the whole program raises the loss by, by what is removed or left of it."""
     smaller = problem.smaller(problem.whole)
-    found = problem.ask(smaller)
-    return {_change(problem.whole, one): loss - base for one, loss in zip(smaller, found, strict=True)}
+    # something that fits is known first, whatever the search is stopped by
+    losses = problem.ask([problem.whole, problem.shrunk(problem.whole), *smaller])
+    pairs = zip(smaller, losses[2:], strict=True)
+    return {_change(problem.whole, one): loss - losses[0] for one, loss in pairs}
 
 
 def ranked_once(problem: Problem, harm: Mapping[str, float]) -> Items:

@@ -3,11 +3,12 @@
     node     the path so far and the layers still to come
     actions  go on with the next layer | skip 1-4 | repeat the last 1-4 of the path | the next two in reverse
     rollout  the rest as it is, shrunk at random into the budget
-    choose   argmax  Q / N + c sqrt(ln N_parent / N),  c = 1.41      Q: sum of min(1, loss of the whole / loss)
+    choose   argmax  Q / N + c sqrt(ln N_parent / N),  c = 1.41      Q: sum of the rewards, from 0 to 1
 
 "Skip a Layer or Loop It? Test-Time Depth Adaptation of Pretrained LLMs" (CoLa), arXiv:2507.07996, which searches for
-each input with its known answer. Here one program is searched for a text under a hard budget, so the reward is a ratio
-of losses instead of right or wrong, and several rollouts are made before their losses are asked for.
+each input with its known answer. Here one program is searched for a text under a hard budget. So the reward is not
+right or wrong but the loss of the whole program over that of the candidate, stretched to the range seen so far, and
+several rollouts are made before their losses are asked for.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class _Node:
 def mcts(problem: Problem) -> None:
     """Simulates until all candidates are used up, or no new programs come."""
     base = problem.ask([problem.whole])[0]
-    root = _Node((), 0)
+    root, span = _Node((), 0), _Span()
     seen: set[str] = set()
     stale = 0
     while stale < STALE and len(seen) < (problem.candidates or MOST):
         leaves = []
         for _ in range(ROLLOUTS):
-            leaf = _expanded(problem, _selected(problem, root))
+            leaf = _expanded(problem, _selected(problem, root, span))
             rest = problem.whole[leaf.next :]
             leaves.append((leaf, _completed(problem, leaf.path, rest)))
             # counted now, so that the next rollout of the round goes elsewhere
@@ -65,30 +66,40 @@ def mcts(problem: Problem) -> None:
         seen |= new
         stale = 0 if new else stale + 1
         losses = problem.ask([items for _, items in leaves])
-        for (leaf, items), loss in zip(leaves, losses, strict=True):
-            _walk_up(leaf, 0, _reward(base, loss) if problem.fits(items) else 0.0)
+        for (leaf, _), loss in zip(leaves, losses, strict=True):
+            _walk_up(leaf, 0, span.seen(base / loss if 0 < loss < math.inf and math.isfinite(base) else 0.0))
 
 
-def _reward(base: float, loss: float) -> float:
-    """How near a loss comes to that of the whole program; 0 where it is not finite."""
-    if not (math.isfinite(loss) and math.isfinite(base)) or loss <= 0:
-        return 0.0
-    return min(1.0, base / loss)
+@dataclass
+class _Span:
+    """The range of the rewards seen: losses differ by little, and the bound is made for rewards from 0 to 1."""
+
+    low: float = math.inf
+    high: float = -math.inf
+
+    def seen(self, reward: float) -> float:
+        self.low, self.high = min(self.low, reward), max(self.high, reward)
+        return reward
+
+    def stretched(self, reward: float) -> float:
+        """The reward from 0 to 1; the middle while there is only one."""
+        return (reward - self.low) / (self.high - self.low) if self.high > self.low else 0.5
 
 
-def _selected(problem: Problem, node: _Node) -> _Node:
+def _selected(problem: Problem, node: _Node, span: _Span) -> _Node:
     """The node to expand: down by the bound while every action has been tried."""
     while True:
         if node.untried is None:
             node.untried = _actions(problem, node)
         if node.untried or not node.children:
             return node
-        node = max(node.children, key=_bound)
+        node = max(node.children, key=lambda child: _bound(child, span))
 
 
-def _bound(node: _Node) -> float:
+def _bound(node: _Node, span: _Span) -> float:
     assert node.parent is not None
-    return node.reward / node.visits + EXPLORATION * math.sqrt(math.log(max(1, node.parent.visits)) / node.visits)
+    exploration = EXPLORATION * math.sqrt(math.log(max(1, node.parent.visits)) / node.visits)
+    return span.stretched(node.reward / node.visits) + exploration
 
 
 def _expanded(problem: Problem, node: _Node) -> _Node:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 
 from deepen.adaptive.search.budget import Meter
@@ -21,7 +22,7 @@ from deepen.errors import DeepenError
 from deepen.program import Program
 
 # Programs evaluated at a time: a killed search loses at most these.
-ROUND = 32
+ROUND = 64
 
 
 class Finished(Exception):
@@ -81,17 +82,23 @@ class Problem:
             some = fresh[at : at + ROUND][: int(min(room, ROUND))]
             if not some:
                 raise Finished
-            unknown = [text for text in some if text not in self.state.candidates]
+            # what is known costs no time, so that a search which is continued gets as far as it was
+            unknown = self._noted(some)
             if unknown:
-                # what is known costs no time, so that a search which is continued gets as far as it was
                 if time.monotonic() >= self.deadline:
                     raise Finished
                 self._evaluate(unknown, costs)
-            self.asked |= {text: self.state.candidates[text].nll for text in some}
+                self._noted(unknown)
             self.report(self)
         if any(text not in self.asked for text in texts):
             raise Finished
         return [self.asked[text] for text in texts]
+
+    def _noted(self, texts: Sequence[str]) -> list[str]:
+        """Counts the candidates that are known as asked for; returns the others."""
+        known = self.state.candidates
+        self.asked |= {text: known[text].nll for text in texts if text in known}
+        return [text for text in texts if text not in known]
 
     def _evaluate(self, texts: Sequence[str], costs: Mapping[str, float]) -> None:
         legal = [text for text in texts if self._runs(text)]
@@ -126,16 +133,23 @@ class Problem:
     def smaller(self, items: Items) -> list[Items]:
         """The cheaper candidates one move away."""
         cost = self.measure(items)
-        shrinking = {name: move for name, move in self.moves.items() if move in (drop, part)}
-        return [one for one in neighbours(items, self.bank, shrinking) if self.measure(one) < cost]
+        return [one for one in neighbours(items, self.bank, self._shrinking()) if self.measure(one) < cost]
 
     def shrunk(self, items: Items) -> Items:
-        """The candidate with cheaper neighbours drawn until it is within the budget; itself when none is cheaper."""
-        while not self.fits(items) and (smaller := self.smaller(items)):
+        """The candidate after removals drawn until it is within the budget, or until one element is left."""
+        while not self.fits(items) and (smaller := neighbours(items, self.bank, self._shrinking())):
             items = self.dice.choice(smaller)
         return items
+
+    def _shrinking(self) -> dict[str, Move]:
+        return {name: move for name, move in self.moves.items() if move in (drop, part)}
 
 
 def normal(items: Items) -> str:
     """The normal form of a candidate's program: one text for all ways to write it."""
-    return str(Program.parse(text_of(items)))
+    return _normal(text_of(items))
+
+
+@lru_cache(maxsize=1 << 14)
+def _normal(text: str) -> str:
+    return str(Program.parse(text))

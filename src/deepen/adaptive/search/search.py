@@ -63,7 +63,8 @@ class Found:
         held_out: figures on text that decided nothing.
         frontier: the programs of which none costs less at a smaller loss, by cost.
         candidates: programs evaluated.
-        visits: layer visits that were run, and that separate passes would have run.
+        visits: layer visits that were run for the candidates, and that separate passes would have run; a search that
+            goes on counts anew.
         ended: whether the method had no more to ask, or candidates or time were used up.
     """
 
@@ -194,7 +195,10 @@ def search(
         report=report,
         legal=evaluator.bank.plan,
     )
+    # a path that cannot be written is found out before the first evaluation
+    state.write()
     ended = _run(by, problem)
+    visits = evaluator.visits.run, evaluator.visits.separate
     best = problem.best()
     if best is None:
         raise UsageError(
@@ -216,7 +220,7 @@ def search(
         held_out=parts[1],
         frontier=tuple(frontier([state.candidates[text] for text in problem.asked])),
         candidates=len(problem.asked),
-        visits=(evaluator.visits.run, evaluator.visits.separate),
+        visits=visits,
         ended=ended,
     )
     state.result = found.to_json()
@@ -258,10 +262,7 @@ def _state(path: Path | None, setup: Mapping[str, Any], resume: bool) -> State:
         return read_state(path, setup)
     if resume:
         raise DataError(f"{path} does not exist, so there is no search to go on with; leave out --resume")
-    state = State(setup, path)
-    # a path that cannot be written is found out before the first evaluation
-    state.write()
-    return state
+    return State(setup, path)
 
 
 def _require_windows(ck: Checkpoint, parts: Mapping[str, tuple[str, int | None]], context: int) -> None:
