@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from deepen.checkpoint.open import open_checkpoint as open
     from deepen.probe.distance import Distance as Distance
     from deepen.probe.distance import distance as distance
+    from deepen.probe.interval import Difference as Difference
+    from deepen.probe.interval import paired_difference as paired_difference
     from deepen.probe.perplexity import Evaluation as Evaluation
     from deepen.probe.perplexity import perplexity as perplexity
     from deepen.probe.scores.base import Scores as Scores
     from deepen.probe.scores.score import score as score
+    from deepen.probe.speed import Speed as Speed
+    from deepen.probe.speed import speed as speed
     from deepen.probe.trie import evaluate_many as evaluate_many
     from deepen.program import Plan as Plan
     from deepen.program import Program as Program
@@ -33,35 +37,43 @@ if TYPE_CHECKING:
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
     "Checkpoint": "deepen.checkpoint.checkpoint:Checkpoint",
+    "Difference": "deepen.probe.interval:Difference",
     "Distance": "deepen.probe.distance:Distance",
     "Evaluation": "deepen.probe.perplexity:Evaluation",
     "Found": "deepen.adaptive.search.search:Found",
     "Plan": "deepen.program:Plan",
     "Program": "deepen.program:Program",
     "Scores": "deepen.probe.scores.base:Scores",
+    "Speed": "deepen.probe.speed:Speed",
     "distance": "deepen.probe.distance:distance",
     "evaluate_many": "deepen.probe.trie:evaluate_many",
+    "paired_difference": "deepen.probe.interval:paired_difference",
     "perplexity": "deepen.probe.perplexity:perplexity",
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
+    "speed": "deepen.probe.speed:speed",
     "open": "deepen.checkpoint.open:open_checkpoint",
 }
 
 __all__ = [
     "Checkpoint",
+    "Difference",
     "Distance",
     "Evaluation",
     "Found",
     "Plan",
     "Program",
     "Scores",
+    "Speed",
     "__version__",
     "distance",
     "evaluate_many",
     "open",
+    "paired_difference",
     "perplexity",
     "score",
     "search",
+    "speed",
 ]
 
 
