@@ -12,11 +12,13 @@ from deepen import __version__
 from deepen.cli.output import amount, size
 from deepen.cli.packaged import MODEL, TEXT, TEXT_NAME
 from deepen.report.page import Commands, Drawing, Facts, Page, Section, Table, Text, write
+from deepen.report.study import sections_of
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
     from deepen.cli.baked import Baked
     from deepen.cli.demo import Result
+    from deepen.report.kept import Kept
 
 
 def write_page(
@@ -28,6 +30,7 @@ def write_page(
     results: Sequence[Result],
     baked_program: str,
     baked: Baked,
+    kept: Sequence[Kept],
     seconds: float,
 ) -> None:
     """Writes the page of the demo; an empty `model` or `data` stands for the one that comes in a package."""
@@ -45,13 +48,17 @@ def write_page(
     )
     page = Page(
         title="The depth of a network is a program",
-        lead=f"{name}, cut, repeated and run in parallel without training, measured on {text}.",
+        lead=f"{name}, cut, repeated, run in parallel, scored and searched without training, measured on {text}.",
         sections=[
             Section("The model", [Facts(facts(opened, whole))]),
             Section("What each program does to it", [Table(["", *heading[1:]], cells, explained, (2, 3, 4, 5, 6))]),
             Section("Drawings and samples", [drawing(opened, result, prompt) for result in results]),
             Section("Baked, and reloaded without deepen", baked_blocks(baked_program, baked)),
-            Section("The same by hand", [Commands(commands(model, data, results, baked_program))]),
+            *sections_of(kept),
+            Section(
+                "The same by hand",
+                [Commands([*commands(model, data, results, baked_program), *(each.command for each in kept)])],
+            ),
         ],
         foot=foot(seconds),
     )

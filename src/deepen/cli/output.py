@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout; numbers that JSON lacks (infinity, NaN) become null."""
-    print(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+    print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 # The words that `deepen` was called with, for documents that say how they were made.
@@ -38,17 +38,22 @@ def give(common: Keeping, kind: str, document: Mapping[str, Any]) -> bool:
     if common.keep:
         from deepen.report.kept import keep
 
-        path = keep(Path(common.keep), kind, shlex.join(["deepen", *called.get()]), _plain(document))
+        path = keep(Path(common.keep), kind, shlex.join(["deepen", *called.get()]), plain(document))
         note(f"kept in {path}")
     if common.json:
         print_json(document)
     return common.json
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON holds it; infinity and NaN become None.
+
+    Raises:
+        TypeError: something that JSON has no place for.
+    """
     match value:
         case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): plain(item) for key, item in value.items()}
         case str() | int() | None:
             return value
         case Fraction():
@@ -58,7 +63,7 @@ def _plain(value: Any) -> Any:
         case Path():
             return str(value)
         case Sequence():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no place in a JSON document")
 
 

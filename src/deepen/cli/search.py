@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 import deepen
 from deepen.cli.data import read_text
-from deepen.cli.options import DEFAULT, Common
-from deepen.cli.output import amount, note, pairs, print_json, table
+from deepen.cli.options import KEEPING, Keeping
+from deepen.cli.output import amount, give, note, pairs, table
 from deepen.cli.progress import progress
 from deepen.errors import SaveError
 
@@ -45,7 +45,7 @@ def search(
     held_out_tokens: Annotated[int, Parameter(help="Tokens to read at the end.")] = 8192,
     batch: Annotated[int, Parameter(help="Windows read at once.")] = 1,
     memory: Annotated[int, Parameter(help="MB of streams kept where programs part.")] = 1024,
-    common: Common = DEFAULT,
+    common: Keeping = KEEPING,
 ) -> None:
     """The best program under a budget, on your text.
 
@@ -86,9 +86,7 @@ def search(
         except KeyboardInterrupt:
             note(f"what was evaluated is kept in {path}; go on with the same command and --resume")
             raise
-    if common.json:
-        print_json({"model": model, "data": data, "out": str(path)} | found.to_json())
-    else:
+    if not give(common, "search", {"model": model, "data": data, "out": str(path)} | found.to_json()):
         print(describe(found, str(path)))
 
 

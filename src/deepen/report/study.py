@@ -30,15 +30,7 @@ def study_page(folder: Path, kept: Sequence[Kept]) -> Page:
         kept: at least one result.
     """
     models = list(dict.fromkeys(Path(str(each.document.get("model", ""))).name for each in kept))
-    makers: Mapping[str, Callable[[Kept], Iterator[Section]]] = {
-        "show": _show,
-        "score": _score,
-        "search": _search,
-        "eval": _eval,
-    }
-    sections = [section for each in kept if each.kind in makers for section in makers[each.kind](each)]
-    if samples := [each for each in kept if each.kind == "run"]:
-        sections.append(Section("Samples", [_sample(each) for each in samples]))
+    sections = sections_of(kept)
     sections.append(Section("The same by hand", [Commands([each.command for each in kept if each.command])]))
     kinds = [each.kind for each in kept]
     counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
@@ -48,6 +40,20 @@ def study_page(folder: Path, kept: Sequence[Kept]) -> Page:
         sections=sections,
         foot="Nothing on this page was edited by hand; every figure is in the JSON files beside it.",
     )
+
+
+def sections_of(kept: Sequence[Kept]) -> list[Section]:
+    """The sections of some results, samples last."""
+    makers: Mapping[str, Callable[[Kept], Iterator[Section]]] = {
+        "show": _show,
+        "score": _score,
+        "search": _search,
+        "eval": _eval,
+    }
+    sections = [section for each in kept if each.kind in makers for section in makers[each.kind](each)]
+    if samples := [each for each in kept if each.kind == "run"]:
+        sections.append(Section("Samples", [_sample(each) for each in samples]))
+    return sections
 
 
 def _show(kept: Kept) -> Iterator[Section]:
