@@ -69,7 +69,7 @@ DERIVED_SIZES = ("head_dim", "num_key_value_heads", "embedding_size", "max_posit
 FEW_WORDS: Mapping[str, Any] = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL_DEPTH = 4
 # Parameters of the largest model that is tried.
-LARGEST = 40_000_000
+LARGEST = 10_000_000
 UNKNOWN = Parts(kind="whole", outputs={}, reason="its family is not in the table, so its parts are not known")
 
 

@@ -176,7 +176,9 @@ def _every_visit(subject: Subject, tower: Tower, text: str) -> None:
     for layer in visits.children():
         layer.register_forward_hook(lambda *_: calls.append(None))
     output_of(model, subject.inputs)
-    if not calls or len(calls) % len(visits):
+    if not calls:
+        raise Wrong(f"{text}: no layer of this tower runs on the inputs that deepen makes, so nothing is known of it")
+    if len(calls) % len(visits):
         ran = f"{len(calls)} layers ran for {len(visits)} visits"
         raise Wrong(f"{text}: {ran}; the forward of its class leaves some out")
 
