@@ -30,9 +30,17 @@ if TYPE_CHECKING:
     from deepen.probe.scores.score import score as score
     from deepen.probe.speed import Speed as Speed
     from deepen.probe.speed import speed as speed
+    from deepen.probe.tasks import TaskScore as TaskScore
+    from deepen.probe.tasks import evaluate_tasks as evaluate_tasks
     from deepen.probe.trie import evaluate_many as evaluate_many
     from deepen.program import Plan as Plan
     from deepen.program import Program as Program
+    from deepen.surgery.drop import drop as drop
+    from deepen.surgery.drop import drop_block as drop_block
+    from deepen.surgery.loop import loop as loop
+    from deepen.surgery.merge import merge as merge
+    from deepen.surgery.parallel import parallel as parallel
+    from deepen.surgery.report import Report as Report
 
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
@@ -43,11 +51,19 @@ _LAZY = {
     "Found": "deepen.adaptive.search.search:Found",
     "Plan": "deepen.program:Plan",
     "Program": "deepen.program:Program",
+    "Report": "deepen.surgery.report:Report",
     "Scores": "deepen.probe.scores.base:Scores",
     "Speed": "deepen.probe.speed:Speed",
+    "TaskScore": "deepen.probe.tasks:TaskScore",
     "distance": "deepen.probe.distance:distance",
+    "drop": "deepen.surgery.drop:drop",
+    "drop_block": "deepen.surgery.drop:drop_block",
     "evaluate_many": "deepen.probe.trie:evaluate_many",
+    "evaluate_tasks": "deepen.probe.tasks:evaluate_tasks",
     "paired_difference": "deepen.probe.interval:paired_difference",
+    "loop": "deepen.surgery.loop:loop",
+    "merge": "deepen.surgery.merge:merge",
+    "parallel": "deepen.surgery.parallel:parallel",
     "perplexity": "deepen.probe.perplexity:perplexity",
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
@@ -63,13 +79,21 @@ __all__ = [
     "Found",
     "Plan",
     "Program",
+    "Report",
     "Scores",
     "Speed",
+    "TaskScore",
     "__version__",
     "distance",
+    "drop",
+    "drop_block",
     "evaluate_many",
+    "evaluate_tasks",
+    "loop",
+    "merge",
     "open",
     "paired_difference",
+    "parallel",
     "perplexity",
     "score",
     "search",

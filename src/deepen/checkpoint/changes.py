@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from deepen.checkpoint.computed import computed_names
 from deepen.checkpoint.layout import Form, Layout
 from deepen.checkpoint.recipes import Copy, info
 
@@ -56,7 +57,12 @@ class Changes:
 
 def changes(ck: Checkpoint, layout: Layout) -> Changes:
     """Compares a layout with the checkpoint that it was made from."""
-    copies = {name: recipe.name for name, recipe in layout.tensors.items() if isinstance(recipe, Copy)}
+    made = computed_names(ck.source)
+    copies = {
+        name: recipe.name
+        for name, recipe in layout.tensors.items()
+        if isinstance(recipe, Copy) and recipe.name not in made
+    }
     used = set(copies.values()) | {
         old for name in layout.tensors.keys() - copies.keys() if (old := _origin(layout.tensors[name]))
     }
@@ -72,7 +78,7 @@ def changes(ck: Checkpoint, layout: Layout) -> Changes:
         },
         kept=tuple(sorted(name for name, old in copies.items() if name == old)),
         renamed={name: old for name, old in sorted(copies.items()) if name != old},
-        dropped=tuple(sorted(ck.source.infos.keys() - used)),
+        dropped=tuple(sorted(ck.source.infos.keys() - made - used)),
         computed=tuple(sorted(layout.tensors.keys() - copies.keys())),
         parameters=sum(prod(item.shape) for item in infos),
         bytes=sum(item.nbytes for item in infos),

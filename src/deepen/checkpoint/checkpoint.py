@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from deepen.checkpoint.original import original_program
 from deepen.checkpoint.skeleton import Skeleton
 from deepen.checkpoint.sources import Source
 from deepen.checkpoint.taps import refuse_taps
+from deepen.checkpoint.widths import bank_modules
 from deepen.errors import ProgramError
 from deepen.program import Plan, Program
 
@@ -39,6 +40,8 @@ class Checkpoint:
         program: which layer is visited when, one entry a tower.
         gguf: the GGUF file it was opened from, if any.
         adapter: the folder of a LoRA adapter that belongs to the model, if any.
+        made: for each tower, how many layers at the end of its bank are computed ones (merged, fused ...).
+        widths: for each tower, the feed-forward width of the stored layers that do not have that of the config.
     """
 
     where: str
@@ -50,6 +53,8 @@ class Checkpoint:
     program: Program
     gguf: Path | None = None
     adapter: Path | None = None
+    made: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def depth(self) -> dict[str, int]:
@@ -58,8 +63,9 @@ class Checkpoint:
 
     @property
     def identity(self) -> Program:
-        """The program of the original model: every stored layer once, or as often as the class itself visits it."""
-        return original_program(self.config, self.family, self.banks)
+        """The program of the original model: every layer of the files once, or as often as the class visits it."""
+        banks = {name: bank[: len(bank) - self.made.get(name, 0)] for name, bank in self.banks.items()}
+        return original_program(self.config, self.family, banks)
 
     @cached_property
     def skeleton(self) -> Skeleton:
@@ -70,7 +76,8 @@ class Checkpoint:
     def disk(self) -> dict[str, DiskTower]:
         """Which tensor belongs to which stored layer; shapes are checked against the config."""
         towers = read_towers(self.source, self.skeleton, self.depth, self.where)
-        check_tensors(self.source.infos, self.skeleton, towers, self.banks, self.where)
+        modules = {tower.name: bank_modules(self, tower) for tower in self.family.towers}
+        check_tensors(self.source.infos, self.skeleton, towers, modules, self.where)
         return towers
 
     def apply(self, program: Program | str) -> Checkpoint:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from torch import nn
+
 from deepen.checkpoint.depth_fields import scope_object
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.skeleton import Skeleton
@@ -88,7 +90,7 @@ def check_tensors(
     infos: Mapping[str, Shaped],
     skeleton: Skeleton,
     towers: Mapping[str, DiskTower],
-    banks: Mapping[str, Sequence[int]],
+    modules: Mapping[str, Sequence[nn.Module]],
     where: str,
 ) -> None:
     """Checks shapes, and that no tensor of a layer is missing, against the class that the config builds.
@@ -100,7 +102,7 @@ def check_tensors(
         infos: what the files hold or will hold, by name.
         skeleton: the class that the config builds.
         towers: which of these tensors belongs to which layer.
-        banks: for each tower, the layer of the class that each of these layers is.
+        modules: for each tower, the layer of the class that each of these layers is.
         where: what errors call the checkpoint.
 
     Raises:
@@ -108,9 +110,8 @@ def check_tensors(
     """
     for tower in skeleton.family.towers:
         specials = set(tower.first)
-        modules = skeleton.layers(tower)
-        for index, origin in enumerate(banks[tower.name]):
-            shapes = {name: tuple(tensor.shape) for name, tensor in modules[origin].state_dict().items()}
+        for index, module in enumerate(modules[tower.name]):
+            shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
             found = towers[tower.name].layers[index]
             for name, full in found.items():
                 _check_shape(full, infos[full].shape, shapes.get(name), where)
@@ -128,7 +129,7 @@ def check_tensors(
                 expected = shapes[candidate]
                 for tower in skeleton.family.towers:
                     if (slab := slab_of(tower, name)) is not None:
-                        expected = slab_shape(expected, slab, skeleton.depth(tower), len(banks[tower.name]))
+                        expected = slab_shape(expected, slab, skeleton.depth(tower), len(modules[tower.name]))
                 _check_shape(name, infos[name].shape, expected, where)
                 break
 

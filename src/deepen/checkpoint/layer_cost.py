@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.slabs import slab_of
 from deepen.checkpoint.sources import TensorInfo
+from deepen.checkpoint.widths import bank_modules
 from deepen.program.cost import Cost, Ends, LayerCost, cost
 
 if TYPE_CHECKING:
@@ -64,22 +65,22 @@ def tower_cost(ck: Checkpoint, tower: Tower, context: int) -> Cost:
     layers = layer_costs(ck, tower)
     found = cost(plan, layers, Ends(params=0, flops=0.0), context)
     disk = ck.disk[tower.name]
-    modules, bank = ck.skeleton.layers(tower), ck.banks[tower.name]
+    modules = bank_modules(ck, tower)
     stored = sum(
         ck.source.infos[full].numel
         for key in plan.keys
         for name, full in disk.layers[key.layer].items()
-        if name not in {buffer for buffer, _ in modules[bank[key.layer]].named_buffers()}
+        if name not in {buffer for buffer, _ in modules[key.layer].named_buffers()}
     )
     return replace(found, params=stored)
 
 
 def layer_costs(ck: Checkpoint, tower: Tower) -> list[LayerCost]:
     """One entry per stored layer, in bank order."""
-    modules = ck.skeleton.layers(tower)
+    modules = bank_modules(ck, tower)
     caches = cache_layers(ck, tower) if tower.caches else {}
     return [
-        _layer_cost(ck, tower, modules[origin], ck.disk[tower.name].layers[index], caches.get(origin, ()))
+        _layer_cost(ck, tower, modules[index], ck.disk[tower.name].layers[index], caches.get(origin, ()))
         for index, origin in enumerate(ck.banks[tower.name])
     ]
 

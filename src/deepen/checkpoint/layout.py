@@ -24,6 +24,7 @@ from deepen.checkpoint.recipes import Copy, Recipe, Scaled
 from deepen.checkpoint.scaled_columns import ScaledQuery
 from deepen.checkpoint.skeleton import Skeleton, build_config, same_layers
 from deepen.checkpoint.slabs import cut_slab, slab_of
+from deepen.checkpoint.widths import refuse_widths
 from deepen.errors import CheckpointError, FamilyError, ProgramError, SaveError
 from deepen.program import Blend, Fork, Join, Plan, Record, Run, Visit
 from deepen.program.stored import stored_text
@@ -182,6 +183,7 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
     config = dict(ck.config)
     for tower in ck.family.towers:
         origins = [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]]
+        refuse_widths(ck, tower, [layer.stored for layer in layers[tower.name]])
         build = lambda raw: build_config(raw, ck.where)  # noqa: E731
         config = select(config, build, ck.family, tower, origins, ck.where)
         if tower.repeats:
@@ -230,9 +232,9 @@ def _check_plain(
             prefix,
             tuple({full[len(stem) :]: full for full in tensors if full.startswith(stem)} for stem in stems),
         )
-    banks = {name: range(len(chosen)) for name, chosen in layers.items()}
+    modules = {tower.name: list(new.layers(tower)) for tower in ck.family.towers}
     try:
-        check_tensors(tensors, new, towers, banks, ck.where)
+        check_tensors(tensors, new, towers, modules, ck.where)
     except CheckpointError as error:
         raise FamilyError(f"the plain format cannot hold the result: {error}") from error
 
@@ -244,6 +246,11 @@ def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
         text = next(iter(renumbered.values()))
     else:
         text = " ".join(f"{name}: {body}" for name, body in renumbered.items())
+    widths = {
+        name: {str(at): ck.widths[name][key.layer] for at, key in enumerate(plan.keys) if key.layer in ck.widths[name]}
+        for name, plan in plans.items()
+        if name in ck.widths
+    }
     return {
         "model_type": NATIVE_TYPE,
         "architectures": ["DeepenCheckpointModel"],
@@ -251,6 +258,7 @@ def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "program_version": PROGRAM_VERSION,
         "deepen_version": __version__,
         "bank": {name: [ck.banks[name][key.layer] for key in plan.keys] for name, plan in plans.items()},
+        **({"widths": widths} if any(widths.values()) else {}),
         "base": copy.deepcopy(dict(ck.config)),
     }
 

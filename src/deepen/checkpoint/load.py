@@ -24,6 +24,7 @@ from deepen.checkpoint.live import LiveConfig
 from deepen.checkpoint.skeleton import locate
 from deepen.checkpoint.slabs import install_slabs
 from deepen.checkpoint.visit import VisitList
+from deepen.checkpoint.widths import widened
 from deepen.errors import CheckpointError, UsageError
 from deepen.program import Key, Plan
 
@@ -129,7 +130,7 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
     originals: nn.ModuleList = getattr(owner, name)
     bank = ck.banks[tower.name]
     live = LiveConfig(model, owner, ck.family, tower, bank, len(originals), ck.where)
-    visits = VisitList(_bank(originals, tower, plan, bank), plan, tower, live)
+    visits = VisitList(_bank(originals, tower, plan, ck), plan, tower, live)
     setattr(owner, name, visits)
     install_slabs(model, tower, len(originals), visits, ck.where)
     for attribute, value in tower.neutral.items():
@@ -138,13 +139,15 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
     return visits
 
 
-def _bank(originals: nn.ModuleList, tower: Tower, plan: Plan, bank: Sequence[int]) -> list[nn.Module]:
+def _bank(originals: nn.ModuleList, tower: Tower, plan: Plan, ck: Checkpoint) -> list[nn.Module]:
     """One module a key, built as the original class built the layer it comes from."""
+    bank, widths = ck.banks[tower.name], ck.widths.get(tower.name, {})
     used: set[int] = set()
     modules = []
     for key in plan.keys:
         origin = bank[key.layer]
-        modules.append(copy.deepcopy(originals[origin]) if origin in used else originals[origin])
+        layer = copy.deepcopy(originals[origin]) if origin in used else originals[origin]
+        modules.append(widened(layer, tower, widths.get(key.layer), ck.where))
         used.add(origin)
     _place_first(originals[0], modules, tower.first)
     return modules

@@ -142,4 +142,22 @@ def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Sou
             )
         banks[name] = tuple(bank)
     program = original_program(base, family, banks)
-    return Checkpoint(where, folder, family, dict(base), source, banks, program).apply(raw["program"])
+    opened = Checkpoint(where, folder, family, dict(base), source, banks, program, widths=_widths(raw, banks, where))
+    return opened.apply(raw["program"])
+
+
+def _widths(raw: Mapping[str, Any], banks: Mapping[str, tuple[int, ...]], where: str) -> dict[str, dict[int, int]]:
+    """The widths of layers that are not as wide as the base config says."""
+    given = raw.get("widths", {})
+    found: dict[str, dict[int, int]] = {}
+    try:
+        for name, widths in given.items():
+            found[name] = {range(len(banks[name]))[int(layer)]: int(width) for layer, width in widths.items()}
+            if any(width < 1 for width in found[name].values()) or len(found[name]) != len(widths):
+                raise ValueError
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{where}: widths must give layers of a tower ({', '.join(banks)}) a feed-forward width, such as "
+            f'{{"text": {{"3": 4096}}}}, got {json.dumps(given)}'
+        ) from None
+    return found

@@ -149,7 +149,7 @@ class Scaled:
         if self.factor == 1:
             return tensor
         wide = tensor if self.dtype == "F64" else tensor.float()
-        return _round(wide, self.dtype, f"scaling by {self.factor}", factor=self.factor)
+        return rounded(wide, self.dtype, f"scaling by {self.factor}", factor=self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +209,10 @@ class Cast:
         Raises:
             CheckpointError: a finite value would overflow the type.
         """
-        return _round(self.recipe.compute(source), self.dtype, "casting")
+        return rounded(self.recipe.compute(source), self.dtype, "casting")
 
 
-def _round(tensor: torch.Tensor, dtype: str, what: str, factor: float = 1.0) -> torch.Tensor:
+def rounded(tensor: torch.Tensor, dtype: str, what: str, factor: float = 1.0) -> torch.Tensor:
     """`factor * tensor` in the type `dtype`; refuses new infinities, which would surface as NaN much later."""
     import torch
 
