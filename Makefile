@@ -41,7 +41,7 @@ format: $(VENV)/.lint
 
 bench: $(VENV)/.demo $(PEER)/.ready
 	@mkdir -p benchmarks/results
-	@for name in correctness identity_speed apply_speed; do \
+	@for name in correctness identity_speed apply_speed score_speed search_speed; do \
 	  echo "== $$name"; \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
 	done

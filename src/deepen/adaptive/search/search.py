@@ -21,6 +21,7 @@ from deepen.adaptive.search.state import Candidate, State, fingerprint, read_sta
 from deepen.errors import DataError, SaveError, UsageError, nearest
 from deepen.probe.interval import Difference, paired_difference
 from deepen.probe.perplexity import Evaluation
+from deepen.probe.scarce import lowering
 from deepen.program.normal import normalise
 from deepen.registry import Method, methods
 
@@ -197,7 +198,8 @@ def search(
     )
     # a path that cannot be written is found out before the first evaluation
     state.write()
-    ended = _run(by, problem)
+    with lowering(batch=batch, context=context, memory=memory // 10**6):
+        ended = _run(by, problem)
     visits = evaluator.visits.run, evaluator.visits.separate
     best = problem.best()
     if best is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deepen.errors import UsageError, nearest
+from deepen.probe.scarce import lowering
 from deepen.probe.scores.base import PassScore, Result, Row, Scores, WatchScore
 from deepen.probe.scores.collect import collect
 from deepen.probe.scores.reading import Reading, open_reading
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 # What is read when no score is named: those that share one pass, cheapest first.
 TOGETHER = ("block_influence", "angular", "contribution", "geometry", "effective_rank", "cka")
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 NO_HEAD = "skipped: it needs a causal head, and {model} has none"
 
 
@@ -67,13 +67,8 @@ def score(
     reading = open_reading(
         ck, text, tower=tower, context=context, tokens=tokens, batch=batch, device=device, dtype=dtype, eager=eager
     )
-    try:
+    with lowering(batch=batch, context=context):
         results, calls, seconds = score_reading(reading, chosen, progress)
-    except RuntimeError as error:
-        # torch has a type of its own for this on accelerators only
-        if not any(words in str(error).lower() for words in OUT_OF_MEMORY):
-            raise
-        raise UsageError(f"out of memory; lower --batch (now {batch}) or --context (now {context})") from error
     letters = reading.visits.tower.parts.letters
     return Scores(
         program=str(ck.program),
