@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+import deepen
 from deepen.checkpoint.discover import check, discover
-from deepen.checkpoint.family import FAMILIES, known_families
+from deepen.checkpoint.family import FAMILIES, REFUSED, known_families
 from deepen.errors import FamilyError
 
 
@@ -58,6 +62,16 @@ def test_a_discovered_family_is_forgotten_again(tmp_path: Path) -> None:
     assert (report.outcome, report.table) == ("right", False)
     assert "dpr" not in FAMILIES
     assert {verdict.operation: verdict.outcome for verdict in report.verdicts}["zero"] == "refused"
+
+
+@pytest.mark.parametrize("model_type", ["zamba2", "swin"])
+def test_a_type_that_was_left_out_says_why(model_type: str, tmp_path: Path) -> None:
+    report = check(model_type, tmp_path)
+    assert (report.outcome, report.reason) == ("refused", REFUSED[model_type])
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "num_hidden_layers": 4}))
+    (tmp_path / "model.safetensors").write_bytes(save({"x": torch.zeros(1)}))
+    with pytest.raises(FamilyError, match=f"the family '{model_type}' is refused: "):
+        deepen.open(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ["swin", "convnext", "efficientnet"])

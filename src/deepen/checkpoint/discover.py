@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from deepen.checkpoint.depth_fields import LISTS
 from deepen.checkpoint.examine import Verdict, examine
 from deepen.checkpoint.families.shapes import TINY
-from deepen.checkpoint.family import FAMILIES, Family, Parts, Tower, known_families
+from deepen.checkpoint.family import FAMILIES, REFUSED, Family, Parts, Tower, known_families
 from deepen.checkpoint.load import quiet
 from deepen.checkpoint.reference import STEPPED
 from deepen.checkpoint.skeleton import model_class
@@ -109,6 +109,8 @@ def check(model_type: str, folder: Path) -> Report:
     if model_type not in CONFIG_MAPPING:
         raise FamilyError(f"transformers has no model type {model_type!r}{nearest(model_type, CONFIG_MAPPING.keys())}")
     known = known_families().get(model_type)
+    if reason := REFUSED.get(model_type):
+        return Report(model_type, "refused", reason)
     try:
         with quiet():
             family = known or discover(model_type)

@@ -18,7 +18,7 @@ import transformers
 
 from deepen.checkpoint.atomic import atomic_file
 from deepen.checkpoint.examine import CHECKS, Verdict, examine, page_refusals, page_rows
-from deepen.checkpoint.family import known_families
+from deepen.checkpoint.family import REFUSED, known_families
 from deepen.checkpoint.open import TESTED
 
 HEAD = """# Families
@@ -63,7 +63,8 @@ def page(examined: Mapping[str, Sequence[Verdict]], before: str = "") -> str:
     table = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     table += [row for name in sorted(rows) for row in rows[name]]
     reasons = [line for name in sorted(refusals) for line in refusals[name]]
-    return head + "\n".join([*table, "", "## Refusals", "", *reasons]) + "\n"
+    left_out = [f"- `{name}`: {reason}" for name, reason in sorted(REFUSED.items())]
+    return head + "\n".join([*table, "", "## Refusals", "", *reasons, "", "## Left out", "", *left_out]) + "\n"
 
 
 def examined(names: Sequence[str]) -> dict[str, Sequence[Verdict]]:

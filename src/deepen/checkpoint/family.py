@@ -176,6 +176,15 @@ def register(*families: Family) -> None:
         FAMILIES[family.model_type] = family
 
 
+# Model types that were looked at and left out, to the reason.
+REFUSED: dict[str, str] = {}
+
+
+def refuse(reasons: Mapping[str, str]) -> None:
+    """States why model types are not in the table."""
+    REFUSED.update(reasons)
+
+
 def known_families() -> Mapping[str, Family]:
     """Every registered family, the table included."""
     from deepen.checkpoint import families as _table  # noqa: F401  (importing registers)
@@ -193,6 +202,8 @@ def family_of(config: Mapping[str, object], where: str) -> Family:
     if not isinstance(model_type, str):
         raise FamilyError(f"{where}: config.json has no model_type; expected one such as 'llama'")
     known = known_families()
+    if reason := REFUSED.get(model_type):
+        raise FamilyError(f"{where}: the family {model_type!r} is refused: {reason}")
     if model_type not in known:
         raise FamilyError(
             f"{where}: deepen does not know the family {model_type!r}{nearest(model_type, known)}. Unknown families "
