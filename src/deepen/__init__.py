@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deepen.adaptive.search.search import search as search
     from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
     from deepen.checkpoint.open import open_checkpoint as open
+    from deepen.probe.calibration import calibrate as calibrate
     from deepen.probe.distance import Distance as Distance
     from deepen.probe.distance import distance as distance
     from deepen.probe.interval import Difference as Difference
@@ -40,10 +41,13 @@ if TYPE_CHECKING:
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.merge import merge as merge
     from deepen.surgery.parallel import parallel as parallel
+    from deepen.surgery.replace import Calibration as Calibration
+    from deepen.surgery.replace import replace_block as replace_block
     from deepen.surgery.report import Report as Report
 
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
+    "Calibration": "deepen.surgery.replace:Calibration",
     "Checkpoint": "deepen.checkpoint.checkpoint:Checkpoint",
     "Difference": "deepen.probe.interval:Difference",
     "Distance": "deepen.probe.distance:Distance",
@@ -55,6 +59,7 @@ _LAZY = {
     "Scores": "deepen.probe.scores.base:Scores",
     "Speed": "deepen.probe.speed:Speed",
     "TaskScore": "deepen.probe.tasks:TaskScore",
+    "calibrate": "deepen.probe.calibration:calibrate",
     "distance": "deepen.probe.distance:distance",
     "drop": "deepen.surgery.drop:drop",
     "drop_block": "deepen.surgery.drop:drop_block",
@@ -65,6 +70,7 @@ _LAZY = {
     "merge": "deepen.surgery.merge:merge",
     "parallel": "deepen.surgery.parallel:parallel",
     "perplexity": "deepen.probe.perplexity:perplexity",
+    "replace_block": "deepen.surgery.replace:replace_block",
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
     "speed": "deepen.probe.speed:speed",
@@ -72,6 +78,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Calibration",
     "Checkpoint",
     "Difference",
     "Distance",
@@ -84,6 +91,7 @@ __all__ = [
     "Speed",
     "TaskScore",
     "__version__",
+    "calibrate",
     "distance",
     "drop",
     "drop_block",
@@ -95,6 +103,7 @@ __all__ = [
     "paired_difference",
     "parallel",
     "perplexity",
+    "replace_block",
     "score",
     "search",
     "speed",

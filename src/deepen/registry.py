@@ -40,6 +40,7 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.loop",
     "deepen.surgery.parallel",
     "deepen.surgery.merge",
+    "deepen.surgery.replace",
     "deepen.adaptive.search.random",
     "deepen.adaptive.search.contiguous",
     "deepen.adaptive.search.greedy",
