@@ -40,7 +40,7 @@ def test_eval(place: Path) -> None:
     document = json.loads(ran.out)
     assert [row["program"] for row in document["results"]] == ["0-5", LOOP]
     assert document["results"][0]["perplexity"] != document["results"][1]["perplexity"]
-    assert "loading 1/2: 0-5" in ran.err
+    assert "loading 0-5 for 2 programs" in ran.err
 
 
 def test_run(place: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     ("show", "deepen.cli.show:show", "Layers, program, parameters, FLOPs, cache and a drawing; reads no weights."),
     ("run", "deepen.cli.run:run", "Generate text with a program; writes no file."),
-    ("eval", "deepen.cli.eval:evaluate", "Perplexity and bits per byte of one or more programs on a text."),
+    ("eval", "deepen.cli.eval:evaluate", "How good and how fast programs are: on a text, on tasks of lm-eval."),
     ("search", "deepen.cli.search:search", "The best program under a budget, on your text."),
     ("score", "deepen.cli.score:score", "Which layers matter: published scores side by side."),
     ("report", "deepen.cli.report:report", "One HTML page of the results that --keep collected in a folder."),

@@ -3,7 +3,7 @@
     d = sum(nll_one) / tokens - sum(nll_two) / tokens        nats a token; below 0: the first is better
 
 Both programs read the same windows, so windows are drawn in pairs, with replacement; the interval holds the middle
-95 % of the differences (percentile bootstrap).
+95 % of the differences (percentile bootstrap). One window says nothing of others: the bounds are NaN.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def paired_difference(one: Evaluation, two: Evaluation, *, draws: int = DRAWS, s
         raise ValueError("a paired difference needs two evaluations of the same windows")
     tokens = np.array(one.window_tokens, dtype=np.float64)
     moved = np.array(one.window_nll) - np.array(two.window_nll)
+    value = float(moved.sum() / tokens.sum())
+    if len(tokens) == 1:
+        return Difference(value=value, low=math.nan, high=math.nan, windows=1)
     picks = np.random.default_rng(seed).integers(len(tokens), size=(draws, len(tokens)))
     drawn = moved[picks].sum(1) / tokens[picks].sum(1)
     low, high = np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2])
-    return Difference(value=float(moved.sum() / tokens.sum()), low=float(low), high=float(high), windows=len(tokens))
+    return Difference(value=value, low=float(low), high=float(high), windows=len(tokens))
