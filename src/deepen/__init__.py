@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from deepen.program import Program as Program
     from deepen.surgery.drop import drop as drop
     from deepen.surgery.drop import drop_block as drop_block
+    from deepen.surgery.fuse import fuse as fuse
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.merge import merge as merge
     from deepen.surgery.parallel import parallel as parallel
@@ -66,6 +67,7 @@ _LAZY = {
     "evaluate_many": "deepen.probe.trie:evaluate_many",
     "evaluate_tasks": "deepen.probe.tasks:evaluate_tasks",
     "paired_difference": "deepen.probe.interval:paired_difference",
+    "fuse": "deepen.surgery.fuse:fuse",
     "loop": "deepen.surgery.loop:loop",
     "merge": "deepen.surgery.merge:merge",
     "parallel": "deepen.surgery.parallel:parallel",
@@ -97,6 +99,7 @@ __all__ = [
     "drop_block",
     "evaluate_many",
     "evaluate_tasks",
+    "fuse",
     "loop",
     "merge",
     "open",

@@ -40,6 +40,7 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.loop",
     "deepen.surgery.parallel",
     "deepen.surgery.merge",
+    "deepen.surgery.fuse",
     "deepen.surgery.replace",
     "deepen.adaptive.search.random",
     "deepen.adaptive.search.contiguous",
