@@ -78,7 +78,7 @@ def test_families_check() -> None:
     assert {verdict["outcome"] for verdict in report["verdicts"]} == {"right"}
     stages = deepen("families", "--check", "swin")
     assert stages.status == 0
-    assert "swin: refused, no config field" in stages.out
+    assert "swin: refused, its layers stand in stages" in stages.out
     unknown = deepen("families", "--check", "lama")
     assert unknown.status == 1
     assert "did you mean 'llama'" in unknown.err
@@ -118,7 +118,13 @@ def test_demo(place: Path) -> None:
     assert document["baked"]["equal"] is True
     assert document["baked"]["layers"] == 8
     html = (out / "index.html").read_text(encoding="utf-8")
-    assert html.count("<svg") == 6
+    # a drawing a program, one a search, and charts
+    assert html.count('class="drawing"') == 6 + 2
+    assert html.count('class="chart"') == 6 + 2
+    assert [found["method"] for found in document["searches"]] == ["contiguous", "greedy"]
+    for found in document["searches"]:
+        assert found["program"] in html
+        assert found["cost"] <= 4.5
     assert [path.name for path in out.iterdir()] == ["index.html"]
 
 

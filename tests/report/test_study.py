@@ -68,12 +68,17 @@ def test_a_page_of_every_kind(tmp_path: Path) -> None:
     keep(tmp_path, "score", "deepen score some/model", scored())
     run = {"model": "m", "program": "0 1.f 2", "prompt": "Why <b>?", "text": "Because  it\nis.", "tokens": 3}
     keep(tmp_path, "run", "deepen run", run)
-    keep(
-        tmp_path,
-        "eval",
-        "deepen eval",
-        {"model": "m", "data": "t", "results": [{"program": "0-3", "perplexity": None}]},
-    )
+    rows = [
+        {"program": "0-3", "perplexity": None, "speed": {"prefill": 71.0, "decode": 9.0}},
+        {
+            "program": "0-2",
+            "perplexity": 5.0,
+            "difference": {"value": 0.1, "low": 0.0, "high": math.log(1.25), "ratio": 1.105, "windows": 4},
+            "speed": {"prefill": 99.5, "decode": 12.0},
+            "tasks": [{"task": "riddles", "metric": "acc", "value": 0.625}],
+        },
+    ]
+    keep(tmp_path, "eval", "deepen eval", {"model": "m", "data": "t", "results": rows})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "eval.json", "run.json", "score.json", "search-2.json", "search.json",
     ]  # fmt: skip
@@ -82,7 +87,7 @@ def test_a_page_of_every_kind(tmp_path: Path) -> None:
     for expected in (
         "0 2-3: perplexity 31 at 3", "x1.5", "1.35 to 1.649", "what angular means", "skipped: no head",
         "deepen search some/model --budget 0.75", "Why &lt;b&gt;?", "Because it is.", "12 instead of 30",
-        "visit skipped",
+        "visit skipped", "x1.105", "1 to 1.25", "99.5", "riddles", "0.625",
     ):  # fmt: skip
         assert expected in html, expected
     assert html.count("<svg") >= 8

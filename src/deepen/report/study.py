@@ -219,14 +219,40 @@ def _perplexity(nll: float | None, tokens: int) -> float:
 
 def _eval(kept: Kept) -> Iterator[Section]:
     results = kept.document["results"]
-    shown = [name for name in ("perplexity", "bits_per_byte", "value", "tokens_per_second") if name in results[0]]
-    rows = [
-        (str(row["program"]), *(number(math.inf if row[name] is None else float(row[name])) for name in shown))
-        for row in results
-    ]
+    shown = [name for name in ("perplexity", "bits_per_byte", "value") if name in results[0]]
+    compared = any(row.get("difference") for row in results)
+    timed = ("prefill", "decode") if any(row.get("speed") for row in results) else ()
+    rows = []
+    for row in results:
+        cells = [str(row["program"]), *(number(math.inf if row[name] is None else float(row[name])) for name in shown)]
+        if compared:
+            cells += _against_first(row.get("difference"))
+        cells += [number(float(row["speed"][name])) for name in timed]
+        rows.append(tuple(cells))
     names = [name.replace("_", " ") for name in shown]
-    note = f"On {_file(kept.document)}."
-    yield Section("Evaluation", [Table(["program", *names], rows, note, tuple(range(1, len(shown) + 1)))])
+    names += ["against the first", "95 % interval"] if compared else []
+    names += [f"{name} tokens/s" for name in timed]
+    blocks: list[Block] = []
+    if names:
+        note = f"On {_file(kept.document)}; ratios of the perplexity, intervals paired over windows."
+        blocks.append(Table(["program", *names], rows, note, tuple(range(1, len(names) + 1))))
+    tasks = [
+        (str(row["program"]), *(str(score.get(name)) for name in ("task", "metric")), f"{score['value']:.4g}")
+        for row in results
+        for score in row.get("tasks", [])
+    ]
+    if tasks:
+        blocks.append(Table(["program", "task", "metric", "value"], tasks, "Tasks of lm-eval.", (3,)))
+    yield Section("Evaluation", blocks)
+
+
+def _against_first(difference: Mapping[str, Any] | None) -> list[str]:
+    if difference is None:
+        return ["", ""]
+    if difference["low"] is None:
+        return [f"x{difference['ratio']:.4g}", "one window, none"]
+    low, high = (math.exp(min(difference[end], 700.0)) for end in ("low", "high"))
+    return [f"x{difference['ratio']:.4g}", f"{low:.4g} to {high:.4g}"]
 
 
 def _sample(kept: Kept) -> Drawing:

@@ -27,11 +27,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deepen.checkpoint.computed import Computed, layer_tensors, with_layer
-from deepen.checkpoint.norms import Norm, norms_before
 from deepen.checkpoint.recipes import Copy, Recipe
-from deepen.checkpoint.skeleton import settings
 from deepen.checkpoint.sources import TensorInfo
-from deepen.checkpoint.widths import FeedForward, bank_modules, feed_forward, output_axis
 from deepen.errors import FamilyError, UsageError
 from deepen.registry import method
 from deepen.surgery.place import joined, require_run, stretch, tower_key
@@ -44,6 +41,8 @@ if TYPE_CHECKING:
 
     from deepen.checkpoint.checkpoint import Checkpoint
     from deepen.checkpoint.family import Tower
+    from deepen.checkpoint.norms import Norm
+    from deepen.checkpoint.widths import FeedForward
 
 
 @method(
@@ -109,6 +108,10 @@ def _shapes(ck: Checkpoint, tower: Tower, layers: Sequence[int]) -> tuple[list[F
     Raises:
         FamilyError: a layer whose feed-forward cannot be fused with those before it; named.
     """
+    from deepen.checkpoint.norms import norms_before
+    from deepen.checkpoint.skeleton import settings
+    from deepen.checkpoint.widths import bank_modules, feed_forward
+
     if tower.parts.kind != "serial" or tower.parts.post_norm:
         reason = tower.parts.reason or (
             "its mixer and feed-forward share their input"
@@ -141,6 +144,8 @@ def _fused(
     ck: Checkpoint, tower: Tower, layers: Sequence[int], shapes: Sequence[FeedForward], norms: Sequence[Norm]
 ) -> dict[str, Recipe]:
     """The tensors of the fused layer; those of the mixer are the first layer's."""
+    from deepen.checkpoint.widths import bank_modules, output_axis
+
     infos = ck.source.infos
     owned = [layer_tensors(ck, tower, layer) for layer in layers]
     module, shape, norm = bank_modules(ck, tower)[layers[0]], shapes[0], norms[0]

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Literal
 
 from deepen.checkpoint.computed import Computed, layer_tensors, with_layer
 from deepen.checkpoint.recipes import NUMBERS, Copy, Recipe
-from deepen.checkpoint.skeleton import settings
-from deepen.checkpoint.widths import bank_modules
 from deepen.errors import FamilyError, UsageError, nearest
 from deepen.registry import method
 from deepen.surgery.place import joined, require_run, stretch, tower_key
@@ -101,6 +99,9 @@ def _require_alike(ck: Checkpoint, tower: Tower, layers: Sequence[int]) -> None:
     Raises:
         FamilyError: names the layers and what differs.
     """
+    from deepen.checkpoint.skeleton import settings
+    from deepen.checkpoint.widths import bank_modules
+
     modules = bank_modules(ck, tower)
     names = [layer_tensors(ck, tower, layer).keys() for layer in layers]
     for layer, own in zip(layers, names, strict=True):
@@ -120,6 +121,8 @@ def _require_alike(ck: Checkpoint, tower: Tower, layers: Sequence[int]) -> None:
 
 
 def _merged(ck: Checkpoint, tower: Tower, layers: Sequence[int], name: str, how: How, weight: float) -> Recipe:
+    from deepen.checkpoint.widths import bank_modules
+
     infos = ck.source.infos
     full = [layer_tensors(ck, tower, layer)[name] for layer in layers]
     copies = tuple(Copy(each, infos[each]) for each in full)

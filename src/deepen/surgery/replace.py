@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from deepen.checkpoint.computed import Computed, layer_tensors, with_layer
 from deepen.checkpoint.recipes import Copy, Recipe, info
-from deepen.checkpoint.widths import bank_modules, output_axis, output_matrix
 from deepen.errors import CheckpointError, DataError, FamilyError, ProgramError, UsageError
 from deepen.program.tree import Ref
 from deepen.registry import method
@@ -199,6 +198,8 @@ def output_name(ck: Checkpoint, tower: Tower, layer: int) -> tuple[str, int]:
         FamilyError: there is not exactly one.
         CheckpointError: the files name it otherwise.
     """
+    from deepen.checkpoint.widths import bank_modules, output_axis, output_matrix
+
     module = bank_modules(ck, tower)[layer]
     name = output_matrix(module, tower.parts, "f", ck.where)
     if f"{name}.weight" not in layer_tensors(ck, tower, layer):
