@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def test_a_run_time_count_is_a_loop_of_that_count(model: str, capsys: pytest.Cap
     for count, text in texts.items():
         assert text == ran(capsys, "run", model, f"0-1 (2-3)*{count} 4-5", *options)["text"]
     assert len(set(texts.values())) > 1
+
+
+def test_settings_that_a_checkpoint_stores_do_not_sample_or_punish(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = tmp_path / "stored"
+    shutil.copytree(model, stored)
+    settings = {"repetition_penalty": 9.0, "do_sample": True, "top_p": 0.5, "max_new_tokens": 3, "min_new_tokens": 12}
+    (stored / "generation_config.json").write_text(json.dumps(settings))
+    options = ("0-5", "--prompt", "the king", "--tokens", "8")
+    assert ran(capsys, "run", str(stored), *options)["text"] == ran(capsys, "run", model, *options)["text"]
 
 
 def test_each_loop_has_its_count(model: str, capsys: pytest.CaptureFixture[str]) -> None:

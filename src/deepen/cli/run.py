@@ -200,5 +200,10 @@ def generate(
     torch.manual_seed(seed)
     ids = ids.to(model.device)
     decode: Any = model.generate
-    with torch.inference_mode():
-        decode(ids, attention_mask=torch.ones_like(ids), generation_config=settings, streamer=stream)
+    # transformers fills what a given config leaves open from the model's own, so for a while that is this one
+    model.generation_config = settings
+    try:
+        with torch.inference_mode():
+            decode(ids, attention_mask=torch.ones_like(ids), streamer=stream)
+    finally:
+        model.generation_config = stored
