@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from deepen.surgery.replace import Calibration as Calibration
     from deepen.surgery.replace import replace_block as replace_block
     from deepen.surgery.report import Report as Report
+    from deepen.train.heal import Healed as Healed
+    from deepen.train.heal import heal as heal
+    from deepen.train.recipe import Recipe as Recipe
 
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
@@ -54,8 +57,10 @@ _LAZY = {
     "Distance": "deepen.probe.distance:Distance",
     "Evaluation": "deepen.probe.perplexity:Evaluation",
     "Found": "deepen.adaptive.search.search:Found",
+    "Healed": "deepen.train.heal:Healed",
     "Plan": "deepen.program:Plan",
     "Program": "deepen.program:Program",
+    "Recipe": "deepen.train.recipe:Recipe",
     "Report": "deepen.surgery.report:Report",
     "Scores": "deepen.probe.scores.base:Scores",
     "Speed": "deepen.probe.speed:Speed",
@@ -68,6 +73,7 @@ _LAZY = {
     "evaluate_tasks": "deepen.probe.tasks:evaluate_tasks",
     "paired_difference": "deepen.probe.interval:paired_difference",
     "fuse": "deepen.surgery.fuse:fuse",
+    "heal": "deepen.train.heal:heal",
     "loop": "deepen.surgery.loop:loop",
     "merge": "deepen.surgery.merge:merge",
     "parallel": "deepen.surgery.parallel:parallel",
@@ -86,8 +92,10 @@ __all__ = [
     "Distance",
     "Evaluation",
     "Found",
+    "Healed",
     "Plan",
     "Program",
+    "Recipe",
     "Report",
     "Scores",
     "Speed",
@@ -100,6 +108,7 @@ __all__ = [
     "evaluate_many",
     "evaluate_tasks",
     "fuse",
+    "heal",
     "loop",
     "merge",
     "open",

@@ -20,6 +20,7 @@ COMMANDS = (
     ("eval", "deepen.cli.eval:evaluate", "How good and how fast programs are: on a text, on tasks of lm-eval."),
     ("search", "deepen.cli.search:search", "The best program under a budget, on your text."),
     ("score", "deepen.cli.score:score", "Which layers matter: published scores side by side."),
+    ("heal", "deepen.cli.heal:heal", "Train a cut or looped checkpoint back on your text; saves it as what it was."),
     ("report", "deepen.cli.report:report", "One HTML page of the results that --keep collected in a folder."),
     ("apply", "deepen.cli.apply:apply", "Write a checkpoint that has the program."),
     ("families", "deepen.cli.families:families", "The model families deepen knows."),

@@ -1,0 +1,203 @@
+"""`deepen heal`: train a cut, looped or merged checkpoint on a text of yours, and save it as what it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+import deepen
+from deepen.cli.data import read_text
+from deepen.cli.options import DEFAULT, Common
+from deepen.cli.output import amount, note, pairs, print_json
+from deepen.cli.progress import progress
+from deepen.errors import UsageError
+
+if TYPE_CHECKING:
+    from deepen.train.heal import Healed
+    from deepen.train.log import Entry
+
+# Lines of the training loss that a run prints, at most.
+LINES = 20
+
+
+def heal(
+    model: str,
+    program: str = "",
+    /,
+    *,
+    data: Annotated[str, Parameter(help="A UTF-8 text file; its last part is held out.")],
+    output: Annotated[str, Parameter(name=["--output", "-o"], help="A folder that does not exist yet.")],
+    steps: Annotated[int | None, Parameter(help="Updates; 200 by default.")] = None,
+    tokens: Annotated[int | None, Parameter(help="Tokens to train on, in place of --steps.")] = None,
+    mode: Annotated[Literal["full", "lora", "layers"], Parameter(help="What is trained.")] = "full",
+    layers: Annotated[str, Parameter(help="Layers to train, such as 3,5-7; of --mode layers or lora.")] = "",
+    rank: Annotated[int, Parameter(help="Of LoRA.")] = 8,
+    keep_adapter: Annotated[bool, Parameter(negative="", help="Save LoRA beside the weights, not merged.")] = False,
+    distil: Annotated[float, Parameter(help="Weight of the teacher's predictions, 0 to 1.")] = 0.0,
+    temperature: Annotated[float, Parameter(help="Of the distillation.")] = 1.0,
+    distil_hidden: Annotated[float, Parameter(help="Weight of the streams at marks of both programs.")] = 0.0,
+    teacher: Annotated[str, Parameter(help="Another model to learn from.")] = "",
+    teacher_program: Annotated[str, Parameter(help="The program of the teacher.")] = "",
+    lr: Annotated[float, Parameter(help="The highest learning rate.")] = 1e-4,
+    warmup: Annotated[int, Parameter(help="Steps over which the rate rises to it.")] = 10,
+    weight_decay: Annotated[float, Parameter(help="Of AdamW; norms and biases have none.")] = 0.01,
+    clip: Annotated[float, Parameter(help="The largest norm of the gradient.")] = 1.0,
+    batch: Annotated[int, Parameter(help="Windows of an update.")] = 8,
+    accumulate: Annotated[int, Parameter(help="Pieces that a batch is read in, to save memory.")] = 1,
+    context: Annotated[int, Parameter(help="Tokens of a window.")] = 512,
+    held_out: Annotated[float, Parameter(help="Share of the text that is not trained on.")] = 0.1,
+    held_out_tokens: Annotated[int, Parameter(help="Tokens of it to read, at most.")] = 8192,
+    autocast: Annotated[bool, Parameter(negative="", help="Compute matrix products in bfloat16.")] = False,
+    gradient_checkpointing: Annotated[bool, Parameter(negative="", help="Less memory, more time.")] = False,
+    seed: Annotated[int, Parameter(help="Of the order of the text and of all draws.")] = 0,
+    eval_every: Annotated[int, Parameter(help="Steps between looks at the held-out text; 0 never.")] = 50,
+    save_every: Annotated[int, Parameter(help="Steps between states on disk; 0 only at the end.")] = 50,
+    resume: Annotated[bool, Parameter(negative="", help="Go on with the run of the same -o.")] = False,
+    common: Common = DEFAULT,
+) -> None:
+    """Train a cut, looped or merged checkpoint on your text, and save it as what it was.
+
+    The last part of the text is held out; the loss on it is given before and after, with the difference and its 95 %
+    interval over windows. --distil also learns from the whole model, or from --teacher.
+
+    While it runs, log and state are in DIR.healing; a run that was stopped or killed goes on with --resume. --dtype is
+    the type to train in, float32 by default; the weights are saved in the type they had.
+
+    Parameters
+    ----------
+    model
+        A checkpoint folder, a .gguf file or a hub id.
+    program
+        The program to heal; the model's own when none is given.
+    """
+    from deepen.program import read_program
+    from deepen.train.recipe import Recipe
+
+    if teacher_program and not teacher:
+        raise UsageError("--teacher-program is about --teacher: name the model")
+    if (teacher or temperature != 1.0) and not (distil or distil_hidden):
+        raise UsageError("--teacher and --temperature are about distillation: give --distil or --distil-hidden")
+    recipe = Recipe(
+        steps=steps_of(steps, tokens, batch * context),
+        batch=batch,
+        accumulate=accumulate,
+        lr=lr,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        clip=clip,
+        autocast=autocast,
+        gradient_checkpointing=gradient_checkpointing,
+        seed=seed,
+        eval_every=eval_every,
+        save_every=save_every,
+    )
+    text = read_text(data)
+    opened = deepen.open(model)
+    checkpoint = opened.apply(read_program(program, common.form)) if program else opened
+    master = None
+    if teacher:
+        master = deepen.open(teacher)
+        if teacher_program:
+            master = master.apply(read_program(teacher_program, common.form))
+    elif (distil or distil_hidden) and checkpoint.program != opened.program:
+        master = opened
+    with progress(f"healing {output}", recipe.steps, "steps") as step:
+        try:
+            healed = deepen.heal(
+                checkpoint,
+                text,
+                output,
+                recipe=recipe,
+                mode=mode,
+                layers=layer_numbers(layers),
+                rank=rank,
+                distil=distil,
+                temperature=temperature,
+                hidden=distil_hidden,
+                teacher=master,
+                context=context,
+                held_out=held_out,
+                held_out_tokens=held_out_tokens,
+                device=common.torch_device(),
+                dtype=common.torch_dtype(),
+                resume=resume,
+                keep_adapter=keep_adapter,
+                report=reporter(step, recipe.steps),
+            )
+        except KeyboardInterrupt:
+            note(f"a state that was saved is in {output}.healing; go on with the same command and --resume")
+            raise
+    if common.json:
+        print_json({"model": model, "data": data, "output": output} | healed.to_json())
+    else:
+        print(describe(healed, output))
+
+
+def steps_of(steps: int | None, tokens: int | None, step_tokens: int) -> int:
+    """The updates that `--steps` or `--tokens` ask for.
+
+    Raises:
+        UsageError: both, or too few tokens.
+    """
+    if steps is not None and tokens is not None:
+        raise UsageError("--steps and --tokens both say how long to train: give one")
+    if tokens is None:
+        return 200 if steps is None else steps
+    if tokens < 1:
+        raise UsageError(f"--tokens {tokens}: expected 1 or more")
+    return math.ceil(tokens / max(1, step_tokens))
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """The layers that `--layers` names, such as 3,5-7.
+
+    Raises:
+        UsageError: not numbers, or a range that ends before it begins.
+    """
+    found: list[int] = []
+    for piece in (piece.strip() for piece in text.split(",") if text):
+        first, dash, last = piece.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UsageError(f"--layers {text}: expected numbers and ranges such as 3,5-7, got {piece!r}")
+        found += range(int(first), int(last if dash else first) + 1)
+    return tuple(sorted(set(found)))
+
+
+def reporter(step: Callable[[int], None], steps: int) -> Callable[[Entry], None]:
+    """Counts the steps, and says the loss every now and then and whenever the held-out text was read."""
+    every = max(1, steps // LINES)
+    counted = False
+
+    def report(entry: Entry) -> None:
+        nonlocal counted
+        # a resumed run begins where the last one ended
+        step(1 if counted else entry.step)
+        counted = True
+        if entry.held_out is not None or entry.step % every == 0:
+            looked = "" if entry.held_out is None else f", held out {entry.held_out:.4f}"
+            rate = f"{amount(entry.tokens_per_second)} tokens/s"
+            note(f"step {entry.step}/{steps}: loss {entry.loss:.4f}{looked}, {rate}")
+
+    return report
+
+
+def describe(healed: Healed, output: str) -> str:
+    """The result as text for people."""
+    moved = healed.difference
+    rows = [
+        ("program", healed.program),
+        ("trained", f"{amount(healed.parameters)} parameters, {healed.steps} steps, {amount(healed.tokens)} tokens"),
+        ("held-out loss", f"{_loss(healed.before)} -> {_loss(healed.after)} nats a token"),
+        ("difference", f"{moved.value:+.4f} ({moved.low:+.4f} to {moved.high:+.4f}, 95 %, {moved.windows} windows)"),
+        ("perplexity", f"{amount(healed.before.perplexity)} -> {amount(healed.after.perplexity)}"),
+        ("written", str(Path(output))),
+    ]
+    return pairs(rows)
+
+
+def _loss(found: deepen.Evaluation) -> str:
+    return f"{found.nll / found.tokens:.4f}"

@@ -1,0 +1,1 @@
+"""Training: the one loop of the product, and the healing of checkpoints that starts it."""

@@ -1,0 +1,241 @@
+"""The one training loop of the product.
+
+    for each step: batch -> pieces -> loss, gradients -> clip -> finite? -> AdamW -> [held-out loss] -> log -> [state]
+
+What is trained is what requires a gradient when the loop begins; `deepen.train.select` chooses that. The batch of a
+step is a function of the step, the state holds everything else that moves, and so a run that was killed ends, on the
+CPU, with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from deepen.errors import SaveError, UsageError
+from deepen.train.log import Entry, Log
+from deepen.train.losses import Loss
+from deepen.train.optim import adamw, trained
+from deepen.train.recipe import Recipe
+from deepen.train.state import clean, latest, load_state, save_state
+from deepen.train.stops import NotFinite, Stopped, first_gradient, first_output, signals
+
+Report = Callable[[Entry], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a run did.
+
+    Attributes:
+        steps: updates in all, those before a resume included.
+        parameters: numbers that were trained.
+        losses: of the steps of this process.
+        seconds: of this process.
+    """
+
+    steps: int
+    parameters: int
+    losses: tuple[float, ...]
+    seconds: float
+
+
+def train(
+    model: nn.Module,
+    batches: Callable[[int], torch.Tensor],
+    recipe: Recipe,
+    *,
+    loss: Loss,
+    folder: Path | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    evaluate: Callable[[], float] | None = None,
+    report: Report | None = None,
+) -> Trained:
+    """Trains a module in place.
+
+    Args:
+        model: the module; its parameters that require a gradient are trained. It is left in eval mode.
+        batches: the batch of a step, [b, t], the same at every call.
+        recipe: how.
+        loss: what is lowered.
+        folder: gets the log and the states; None writes nothing.
+        resume: go on from the last state in the folder.
+        settings: what else a resumed run must share, such as a digest of the data; plain values.
+        evaluate: the held-out loss of the model in eval mode, in nats a token.
+        report: called after every step.
+
+    Raises:
+        UsageError: nothing to train, states in the folder without `resume`, or a resume with other settings.
+        CheckpointError: `resume` without a whole state.
+        NotFinite: a loss or gradient that is NaN or infinite, with the step and the place.
+        Stopped: SIGTERM came; the state was saved first. After SIGINT it is KeyboardInterrupt.
+        SaveError: the folder cannot be written; the last state is whole.
+    """
+    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})})
+    with seeded(recipe.seed), _modes(model, recipe), signals() as came:
+        done = run.begin(resume)
+        started = time.perf_counter()
+        losses = []
+        try:
+            for step in range(done, recipe.steps):
+                entry = run.step(step)
+                if evaluate is not None and recipe.eval_every and (step + 1) % recipe.eval_every == 0:
+                    model.eval()
+                    entry = Entry(**{**vars(entry), "held_out": evaluate()})
+                    model.train()
+                losses.append(entry.loss)
+                if run.log is not None:
+                    run.log.write(entry)
+                if report is not None:
+                    report(entry)
+                last = step + 1 == recipe.steps
+                if last or came or (recipe.save_every and (step + 1) % recipe.save_every == 0):
+                    run.save(step + 1)
+                if came:
+                    run.stop(came[0], step + 1)
+        finally:
+            if run.log is not None:
+                run.log.close()
+    count = sum(parameter.numel() for parameter in run.parameters.values())
+    return Trained(steps=recipe.steps, parameters=count, losses=tuple(losses), seconds=time.perf_counter() - started)
+
+
+class _Run:
+    """The things that a step moves."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Callable[[int], torch.Tensor],
+        recipe: Recipe,
+        loss: Loss,
+        folder: Path | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.model, self.batches, self.recipe, self.loss = model, batches, recipe, loss
+        self.folder, self.settings = folder, settings
+        self.parameters = trained(model)
+        self.optimiser = adamw(model, recipe)
+        self.device = next(iter(self.parameters.values())).device
+        self.log: Log | None = None
+
+    def begin(self, resume: bool) -> int:
+        """Makes the folder or reads its last state; returns the updates that were done."""
+        if self.folder is None:
+            if resume:
+                raise UsageError("only a run with a folder can be resumed")
+            return 0
+        if not resume and latest(self.folder) is not None:
+            raise UsageError(
+                f"{self.folder} holds the state of a run at step {latest(self.folder)}; go on with --resume, or "
+                "remove it to start again"
+            )
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise SaveError(f"cannot make {self.folder}: {error.strerror}; choose another place") from error
+        clean(self.folder)
+        done = load_state(self.folder, self.parameters, self.optimiser, self.settings) if resume else 0
+        self.log = Log(self.folder / "log.jsonl", done)
+        return done
+
+    def step(self, step: int) -> Entry:
+        """One update."""
+        started = time.perf_counter()
+        ids = self.batches(step).to(self.device)
+        pieces = ids.chunk(self.recipe.accumulate)
+        self.optimiser.zero_grad(set_to_none=True)
+        losses = []
+        for piece in pieces:
+            value = self._loss(piece) / len(pieces)
+            value.backward()
+            losses.append(value.detach())
+        norm = clip_grad_norm_(self.parameters.values(), self.recipe.clip)
+        # one wait for the device a step
+        loss, size = torch.stack([torch.stack(losses).sum().float(), norm.float()]).tolist()
+        if not (math.isfinite(loss) and math.isfinite(size)):
+            raise self._not_finite(step, loss, pieces)
+        rate = self.recipe.lr_at(step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        speed = ids.numel() / max(time.perf_counter() - started, 1e-9)
+        return Entry(step=step + 1, loss=loss, lr=rate, grad_norm=size, tokens_per_second=speed)
+
+    def _loss(self, piece: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.recipe.autocast):
+            return self.loss(self.model, piece)
+
+    def _not_finite(self, step: int, loss: float, pieces: tuple[torch.Tensor, ...]) -> NotFinite:
+        if math.isfinite(loss):
+            place = first_gradient(self.model)
+            what = f"the gradient is not finite, first at {place}" if place else "the norm of the gradient overflows"
+        else:
+            outputs = (first_output(self.model, lambda piece=piece: self._loss(piece)) for piece in pieces)
+            place = next((name for name in outputs if name), None)
+            what = f"the loss is {loss}" + (f", first at the output of {place}" if place else "")
+        kept = None if self.folder is None else latest(self.folder)
+        saved = "" if kept is None else f" The state of step {kept} is in {self.folder}."
+        return NotFinite(
+            f"step {step + 1}: {what}; the weights were not updated. Lower --lr or --clip, or compute without "
+            f"--autocast and in --dtype float32.{saved}"
+        )
+
+    def save(self, step: int) -> None:
+        if self.folder is not None:
+            save_state(self.folder, step, self.parameters, self.optimiser, self.settings)
+
+    def stop(self, number: int, step: int) -> None:
+        """Ends the run after a signal.
+
+        Raises:
+            Stopped: after SIGTERM.
+            KeyboardInterrupt: after SIGINT.
+        """
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        where = "nothing was saved" if self.folder is None else f"its state is in {self.folder}; go on with --resume"
+        raise Stopped(f"stopped by SIGTERM after step {step} of {self.recipe.steps}; {where}")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators of torch and Python, and gives them back as they were."""
+    before = random.getstate()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+
+
+@contextmanager
+def _modes(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Training mode, with gradient checkpointing where the recipe asks for it; all of it is taken back."""
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
+    if recipe.gradient_checkpointing:
+        if enable is None:
+            raise UsageError(f"{type(model).__name__} has no gradient checkpointing; leave it out")
+        enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+        if recipe.gradient_checkpointing:
+            model.activation_checkpointing_disable()  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,116 @@
+"""What a run trains: every weight, those of chosen layers, parameters by pattern, or LoRA beside the matrices.
+
+    LoRA    y = W x + (alpha / r) B A x        A random, B = 0: at first the model is the one before, bit for bit
+
+Parameters that are not chosen require no gradient and are in no group of the optimiser, so neither weight decay nor
+momentum moves them.
+
+Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from deepen.checkpoint.visit import VisitList
+from deepen.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from deepen.checkpoint.load import PreTrainedModel
+
+# Matrices that an adapter can stand beside; transformers has a linear layer of its own for GPT-2.
+MATRICES = ("Linear", "Conv1D")
+
+
+def select(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Leaves trainable only the parameters whose names match one of the patterns, with `*` and `?`.
+
+    Raises:
+        UsageError: a pattern that matches no parameter.
+    """
+    patterns = tuple(patterns)
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise UsageError(f"no parameter is called {pattern!r}{nearest(pattern, parameters)}; * stands for anything")
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def select_layers(model: PreTrainedModel, layers: Sequence[int], tower: str) -> None:
+    """Leaves trainable only the parameters of some layers, copies of them included.
+
+    Args:
+        model: a model that `Checkpoint.load` gave.
+        layers: layers of the bank, as the program names them.
+        tower: the tower they are in.
+
+    Raises:
+        UsageError: a layer that the program does not visit.
+    """
+    select(model, [f"{prefix}*" for prefix in layer_prefixes(model, tower, layers)])
+
+
+def layer_prefixes(model: PreTrainedModel, tower: str, layers: Sequence[int] = ()) -> list[str]:
+    """What the names of the parameters of these layers begin with; of all layers when none is named.
+
+    Raises:
+        UsageError: a layer that the program does not visit.
+    """
+    found = {
+        f"{path}.{child}.": key.layer
+        for path, visits in model.named_modules()
+        if isinstance(visits, VisitList) and visits.tower.name == tower
+        for child, key in enumerate(visits.plan.keys)
+    }
+    if missing := sorted(set(layers) - set(found.values())):
+        raise UsageError(
+            f"--layers: the program visits no layer {', '.join(map(str, missing))}; it visits "
+            f"{', '.join(map(str, sorted(set(found.values()))))}"
+        )
+    return [prefix for prefix, layer in found.items() if not layers or layer in layers]
+
+
+def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int] = ()) -> Any:
+    """Puts adapters beside every matrix of these layers, and leaves only the adapters trainable.
+
+    The layers of `model` itself are changed, so `model` runs with the adapters.
+
+    Args:
+        model: a model that `Checkpoint.load` gave.
+        rank: r; alpha is twice as large.
+        tower: the tower of the layers.
+        layers: layers of the bank; all when none is named.
+
+    Returns:
+        PEFT's view of the model, which can merge, unload and save them.
+
+    Raises:
+        UsageError: peft is not installed, a rank out of range, or a layer that the program does not visit.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UsageError("--mode lora needs peft: install deepen[peft], or use --mode full") from error
+    matrices = dict(_matrices(model, layer_prefixes(model, tower, layers)))
+    if not matrices:
+        raise UsageError("--mode lora: these layers hold no linear matrix; use --mode full or --mode layers")
+    name, least = min(((name, min(weight.shape)) for name, weight in matrices.items()), key=lambda item: item[1])
+    if not 1 <= rank <= least:
+        raise UsageError(f"--rank {rank}: expected 1 to {least}, the smaller side of the smallest matrix, {name}")
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=sorted(matrices))
+    with warnings.catch_warnings():
+        # of peft's own call, which this version of transformers has renamed
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return get_peft_model(model, config)
+
+
+def _matrices(model: nn.Module, prefixes: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, module in model.named_modules():
+        if type(module).__name__ in MATRICES and name.startswith(tuple(prefixes)):
+            yield name, module.weight  # pyright: ignore[reportReturnType]
