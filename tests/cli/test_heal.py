@@ -211,7 +211,49 @@ def test_bad_input(
     printed = capsys.readouterr()
     assert words in printed.err
     assert printed.out == ""
-    assert not (tmp_path / "healed").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path / "wider", bos=True, vocab_size=100)
+    more = ["--distil", "0.5", "--teacher", str(tmp_path / "wider")]
+    assert main(command(folder, tmp_path / "healed", CUT, *more)) == 2
+    assert "the teacher predicts 100 tokens, the model 96" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["wider"]
+
+
+def test_a_checkpoint_with_an_adapter_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = command(folder, tmp_path / "first", CUT, "--mode", "lora", "--rank", "2", "--keep-adapter", "--steps", "1")
+    assert main(first) == 0
+    words = [word if word != str(folder / "model") else str(tmp_path / "first") for word in first]
+    words[words.index("-o") + 1] = str(tmp_path / "second")
+    words[2] = "0-3"
+    assert main(words) == 2
+    assert "merge it into the weights" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_is_written_by_a_resume(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepen.train import heal as place
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "healed"
+    with monkeypatch.context() as patched:
+        patched.setattr(place, "carry", full)
+        assert main(command(folder, out, CUT)) == 1
+    assert "No space left on device; the trained state is whole in" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["healed.healing"]
+    assert main([*command(folder, out, CUT), "--resume"]) == 0
+    assert main(command(folder, tmp_path / "again", CUT)) == 0
+    resumed, whole = tensors(out), tensors(tmp_path / "again")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
 def test_a_folder_that_exists_is_left_alone(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,7 @@ def train(
                 if came:
                     run.stop(came[0], step + 1)
         finally:
-            if run.log is not None:
-                run.log.close()
+            run.end()
     count = sum(parameter.numel() for parameter in run.parameters.values())
     return Trained(steps=recipe.steps, parameters=count, losses=tuple(losses), seconds=time.perf_counter() - started)
 
@@ -142,14 +141,24 @@ class _Run:
                 f"{self.folder} holds the state of a run at step {latest(self.folder)}; go on with --resume, or "
                 "remove it to start again"
             )
+        done = load_state(self.folder, self.parameters, self.optimiser, self.settings) if resume else 0
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise SaveError(f"cannot make {self.folder}: {error.strerror}; choose another place") from error
         clean(self.folder)
-        done = load_state(self.folder, self.parameters, self.optimiser, self.settings) if resume else 0
         self.log = Log(self.folder / "log.jsonl", done)
         return done
+
+    def end(self) -> None:
+        """Closes the log; a folder in which nothing happened is removed."""
+        if self.log is None:
+            return
+        self.log.close()
+        if self.log.path.stat().st_size == 0 and latest(self.log.path.parent) is None:
+            self.log.path.unlink()
+            with suppress(OSError):
+                self.log.path.parent.rmdir()
 
     def step(self, step: int) -> Entry:
         """One update."""
