@@ -33,7 +33,7 @@ def kill_and_compare(folder: Path, kills: int) -> None:
     draw = random.Random(kills)
     steps = []
     for _ in range(kills):
-        assert start(folder, draw.uniform(0.05, 0.35)) == -signal.SIGKILL
+        assert start(folder, draw.uniform(0.1, 0.35)) == -signal.SIGKILL
         steps.append(latest(folder) or 0)
     assert start(folder, 0) == 0
     assert steps == sorted(steps)

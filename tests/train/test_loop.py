@@ -308,6 +308,8 @@ def test_bad_input() -> None:
         train(Bag(), counting(), with_changes(gradient_checkpointing=True), loss=LOSS)
     with pytest.raises(UsageError, match="only a run with a folder"):
         train(Bag(), counting(), RECIPE, loss=LOSS, resume=True)
+    with pytest.raises(UsageError, match="the batch of step 1 has 3 windows; the recipe says 4"):
+        train(Bag(), counting(batch=3), RECIPE, loss=LOSS)
     for changes in ({"weight": 1.5}, {"temperature": 0.0}, {"hidden": -1.0}):
         with pytest.raises(UsageError, match="expected"):
             Distillation(teacher=Bag(), **changes)

@@ -13,7 +13,7 @@ import deepen
 from deepen.cli.data import read_text
 from deepen.cli.options import DEFAULT, Common
 from deepen.cli.output import amount, note, pairs, print_json
-from deepen.cli.progress import progress
+from deepen.cli.progress import Step, progress
 from deepen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -167,16 +167,16 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def reporter(step: Callable[[int], None], steps: int) -> Callable[[Entry], None]:
+def reporter(step: Step, steps: int) -> Callable[[Entry], None]:
     """Counts the steps, and says the loss every now and then and whenever the held-out text was read."""
     every = max(1, steps // LINES)
-    counted = False
+    first: int | None = None
 
     def report(entry: Entry) -> None:
-        nonlocal counted
-        # a resumed run begins where the last one ended
-        step(1 if counted else entry.step)
-        counted = True
+        nonlocal first
+        first = first or entry.step
+        # of a resumed run only what is left is counted, or the rate would be that of steps it did not do
+        step(1, steps - first + 1)
         if entry.held_out is not None or entry.step % every == 0:
             looked = "" if entry.held_out is None else f", held out {entry.held_out:.4f}"
             rate = f"{amount(entry.tokens_per_second)} tokens/s"

@@ -164,6 +164,11 @@ class _Run:
         """One update."""
         started = time.perf_counter()
         ids = self.batches(step).to(self.device)
+        # pieces of different sizes would not have equal shares in the mean
+        if len(ids) != self.recipe.batch:
+            raise UsageError(
+                f"the batch of step {step + 1} has {len(ids)} windows; the recipe says {self.recipe.batch}"
+            )
         pieces = ids.chunk(self.recipe.accumulate)
         self.optimiser.zero_grad(set_to_none=True)
         losses = []
