@@ -11,7 +11,7 @@ Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:210
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Matrices that an adapter can stand beside; transformers has a linear layer of its own for GPT-2.
 MATRICES = ("Linear", "Conv1D")
+# Families whose kernels read the weight of the last projection without calling its module.
+BYPASSED = ("mamba", "mamba2", "falcon_mamba", "falcon_h1")
 
 
 def select(model: nn.Module, patterns: Iterable[str]) -> None:
@@ -77,9 +79,10 @@ def layer_prefixes(model: PreTrainedModel, tower: str, layers: Sequence[int] = (
 
 
 def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int] = ()) -> Any:
-    """Puts adapters beside every matrix of these layers, and leaves only the adapters trainable.
+    """Puts adapters beside the matrices of these layers, and leaves only the adapters trainable.
 
-    The layers of `model` itself are changed, so `model` runs with the adapters.
+    The layers of `model` itself are changed, so `model` runs with the adapters. Left out: experts, which are no
+    linear layers; in models that have some, dense feed-forwards of the same names; and the last projection of Mamba.
 
     Args:
         model: a model that `Checkpoint.load` gave.
@@ -97,20 +100,39 @@ def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise UsageError("--mode lora needs peft: install deepen[peft], or use --mode full") from error
-    matrices = dict(_matrices(model, layer_prefixes(model, tower, layers)))
+    matrices = _matrices(model, layer_prefixes(model, tower, layers))
     if not matrices:
         raise UsageError("--mode lora: these layers hold no linear matrix; use --mode full or --mode layers")
-    name, least = min(((name, min(weight.shape)) for name, weight in matrices.items()), key=lambda item: item[1])
+    shapes = {name: min(module.weight.shape) for name, module in matrices.items()}
+    name, least = min(shapes.items(), key=lambda item: item[1])
     if not 1 <= rank <= least:
         raise UsageError(f"--rank {rank}: expected 1 to {least}, the smaller side of the smallest matrix, {name}")
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=sorted(matrices))
+    turned = any(type(module).__name__ == "Conv1D" for module in matrices.values())
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=sorted(matrices), fan_in_fan_out=turned
+    )
     with warnings.catch_warnings():
         # of peft's own call, which this version of transformers has renamed
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        return get_peft_model(model, config)
+        made = get_peft_model(model, config)
+    adapted = {name.split(".lora_")[0] for name, each in model.named_parameters() if each.requires_grad}
+    assert adapted == set(matrices), adapted ^ set(matrices)
+    return made
 
 
-def _matrices(model: nn.Module, prefixes: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, module in model.named_modules():
-        if type(module).__name__ in MATRICES and name.startswith(tuple(prefixes)):
-            yield name, module.weight  # pyright: ignore[reportReturnType]
+def _matrices(model: PreTrainedModel, prefixes: Sequence[str]) -> dict[str, Any]:
+    """The linear layers that an adapter can stand beside, by name."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module).__name__ in MATRICES and name.startswith(tuple(prefixes))
+    }
+    if model.config.model_type in BYPASSED:
+        found = {name: module for name, module in found.items() if not name.endswith(".out_proj")}
+    # In models with experts peft takes a dense feed-forward of the same name for an old name of the experts.
+    names = LoraConfig(target_modules=list(found))
+    convert_peft_config_for_transformers(names, model, None)
+    return {name: module for name, module in found.items() if name in (names.target_modules or ())}
