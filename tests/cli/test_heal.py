@@ -193,6 +193,7 @@ def test_sigterm_saves_and_resume_ends_as_if_nothing_had_been(folder: Path, tmp_
         (CUT, ["--held-out-tokens", "8"], 2, "at least one window of 32"),
         (CUT, ["--tokens", "0", "--steps", "1"], 2, "give one"),
         (CUT, ["--lr", "0"], 2, "--lr 0.0"),
+        (CUT, ["--dtype", "float16"], 2, "small gradients become 0"),
         (CUT, ["--resume"], 1, "no state of a run there"),
         ("0-9", [], 1, "layer 9 does not exist"),
         (CUT, ["-o", "/nowhere/healed"], 1, "make it first"),
@@ -222,6 +223,17 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     assert main(command(folder, tmp_path / "healed", CUT, *more)) == 2
     assert "the teacher predicts 100 tokens, the model 96" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["wider"]
+
+
+def test_a_model_without_a_causal_head_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path / "bert", "bert")
+    words = command(folder, tmp_path / "healed", "0-1")
+    words[1] = str(tmp_path / "bert")
+    assert main(words) == 1
+    assert "BertLMHeadModel has no causal head; heal trains" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 
 
 def test_a_checkpoint_with_an_adapter_is_refused(

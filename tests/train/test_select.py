@@ -18,7 +18,7 @@ from deepen.train.select import add_lora, select_layers
 from tests.train.text_model import weights
 
 RECIPE = Recipe(steps=5, batch=2, lr=1e-2, warmup=0, eval_every=0, weight_decay=0.5)
-FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "qwen3_moe", "mamba")
+FAMILIES = ("llama", "gpt2", "gpt_neox", "falcon", "gemma2", "qwen3_moe", "mamba")
 LOOP = "0-1 (2-3)*2 4-5"
 
 

@@ -26,7 +26,7 @@ from deepen.checkpoint.load import quiet
 from deepen.checkpoint.save import carry
 from deepen.errors import DataError, FamilyError, SaveError, UsageError, nearest
 from deepen.probe.interval import Difference, paired_difference
-from deepen.probe.perplexity import Evaluation, perplexity
+from deepen.probe.perplexity import Evaluation, is_causal, perplexity
 from deepen.probe.scarce import lowering
 from deepen.train.data import batches_of, split
 from deepen.train.log import Entry
@@ -138,6 +138,8 @@ def heal(
     _require_settings(ck, output, mode, layers, rank, keep_adapter)
     if not 0 <= distil <= 1:
         raise UsageError(f"--distil {distil}: expected a weight from 0 to 1")
+    if dtype == "float16":
+        raise UsageError("--dtype float16: small gradients become 0 in it; train in float32, with --autocast for speed")
     if held_out_tokens < context:
         raise UsageError(f"--held-out-tokens {held_out_tokens}: expected at least one window of {context} tokens")
     teaches = bool(distil or hidden)
@@ -146,6 +148,8 @@ def heal(
     learned, looked = split(text, held_out)
     batches = batches_of(tokenizer, learned, context=context, batch=recipe.batch, seed=recipe.seed)
     model = ck.load(device=device)
+    if not is_causal(model):
+        raise FamilyError(f"{ck.where}: {type(model).__name__} has no causal head; heal trains models that have one")
     stored = _to(model, dtype or "float32", ck.where)
     batch = recipe.batch // recipe.accumulate
 

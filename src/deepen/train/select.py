@@ -23,8 +23,8 @@ from deepen.errors import UsageError, nearest
 if TYPE_CHECKING:
     from deepen.checkpoint.load import PreTrainedModel
 
-# Matrices that an adapter can stand beside; transformers has a linear layer of its own for GPT-2.
-MATRICES = ("Linear", "Conv1D")
+# The linear layer of GPT-2, whose matrix is transposed.
+TURNED = "Conv1D"
 # Families whose kernels read the weight of the last projection without calling its module.
 BYPASSED = ("mamba", "mamba2", "falcon_mamba", "falcon_h1")
 
@@ -107,7 +107,7 @@ def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int
     name, least = min(shapes.items(), key=lambda item: item[1])
     if not 1 <= rank <= least:
         raise UsageError(f"--rank {rank}: expected 1 to {least}, the smaller side of the smallest matrix, {name}")
-    turned = any(type(module).__name__ == "Conv1D" for module in matrices.values())
+    turned = any(type(module).__name__ == TURNED for module in matrices.values())
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=sorted(matrices), fan_in_fan_out=turned
     )
@@ -128,7 +128,7 @@ def _matrices(model: PreTrainedModel, prefixes: Sequence[str]) -> dict[str, Any]
     found = {
         name: module
         for name, module in model.named_modules()
-        if type(module).__name__ in MATRICES and name.startswith(tuple(prefixes))
+        if (isinstance(module, nn.Linear) or type(module).__name__ == TURNED) and name.startswith(tuple(prefixes))
     }
     if model.config.model_type in BYPASSED:
         found = {name: module for name, module in found.items() if not name.endswith(".out_proj")}
