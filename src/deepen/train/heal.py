@@ -34,6 +34,7 @@ from deepen.train.loop import seeded, train
 from deepen.train.losses import CrossEntropy, Distillation, Loss
 from deepen.train.recipe import Recipe
 from deepen.train.select import add_lora, select_layers
+from deepen.train.state import require_start
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -116,7 +117,8 @@ def heal(
         held_out: the share of the text, at its end, that is not trained on.
         held_out_tokens: tokens of it to read, at most.
         device: where the weights go.
-        dtype: the type they are trained in; None is float32. They are saved in that of the files.
+        dtype: the type they are trained in; None is float32. They are saved in that of the files, in
+            which the teacher runs too, unless one is given.
         resume: go on with a run that was stopped or killed.
         keep_adapter: save LoRA beside the weights, in the folder `adapter`, in place of merging it.
         report: called after every step.
@@ -135,7 +137,9 @@ def heal(
         >>> deepen.heal(cut, text, "healed", mode="lora", distil=0.9).difference        # doctest: +SKIP
     """
     recipe, output = recipe or Recipe(), Path(output)
-    _require_settings(ck, output, mode, layers, rank, keep_adapter)
+    _require_settings(ck, output, mode, layers, keep_adapter)
+    work = output.with_name(f"{output.name}.healing")
+    require_start(work, resume)
     if not 0 <= distil <= 1:
         raise UsageError(f"--distil {distil}: expected a weight from 0 to 1")
     if dtype == "float16":
@@ -177,7 +181,6 @@ def heal(
                 adapters = add_lora(model, rank, tower, layers)
         elif mode == "layers":
             select_layers(model, layers, tower)
-        work = output.with_name(f"{output.name}.healing")
         settings = {
             "model": ck.where, "program": str(ck.program), "text": batches.digest, "context": context, "mode": mode,
             "layers": list(layers), "rank": rank if mode == "lora" else None, "distil": distil,
@@ -212,9 +215,7 @@ def heal(
     )
 
 
-def _require_settings(
-    ck: Checkpoint, output: Path, mode: str, layers: Sequence[int], rank: int, keep_adapter: bool
-) -> None:
+def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[int], keep_adapter: bool) -> None:
     """Refuses, before anything is read, what could only fail after the training."""
     if mode not in MODES:
         raise UsageError(f"--mode {mode!r} is unknown{nearest(mode, MODES)}; expected one of {', '.join(MODES)}")

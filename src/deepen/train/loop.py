@@ -28,7 +28,7 @@ from deepen.train.log import Entry, Log
 from deepen.train.losses import Loss
 from deepen.train.optim import adamw, trained
 from deepen.train.recipe import Recipe
-from deepen.train.state import clean, latest, load_state, save_state
+from deepen.train.state import clean, latest, load_state, require_start, save_state
 from deepen.train.stops import NotFinite, Stopped, first_gradient, first_output, signals
 
 Report = Callable[[Entry], None]
@@ -136,11 +136,7 @@ class _Run:
             if resume:
                 raise UsageError("only a run with a folder can be resumed")
             return 0
-        if not resume and latest(self.folder) is not None:
-            raise UsageError(
-                f"{self.folder} holds the state of a run at step {latest(self.folder)}; go on with --resume, or "
-                "remove it to start again"
-            )
+        require_start(self.folder, resume)
         done = load_state(self.folder, self.parameters, self.optimiser, self.settings) if resume else 0
         try:
             self.folder.mkdir(exist_ok=True)

@@ -89,7 +89,9 @@ class Distillation:
                 f"the teacher predicts {wanted.shape[-1]} tokens, the model {logits.shape[-1]}; distillation needs "
                 "one vocabulary"
             )
-        total = self.weight * self.temperature**2 * self.divergence(logits, wanted)
+        total = torch.zeros((), device=logits.device)
+        if self.weight:
+            total = total + self.weight * self.temperature**2 * self.divergence(logits, wanted)
         if self.weight < 1:
             total = total + (1 - self.weight) * CrossEntropy(scored_from=self.scored_from).of(logits, ids)
         if self.hidden:

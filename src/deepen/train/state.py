@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from deepen.checkpoint.atomic import atomic_folder, leftovers
-from deepen.errors import CheckpointError, DeepenError, SaveError
+from deepen.errors import CheckpointError, DeepenError, SaveError, UsageError
 from deepen.train.recipe import require_same
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -35,6 +35,22 @@ def latest(folder: Path) -> int | None:
     """The step of the last state in a folder, None where there is none."""
     found = [int(match[1]) for path in _inside(folder) if (match := re.fullmatch(r"step-(\d+)", path.name))]
     return max(found, default=None)
+
+
+def require_start(folder: Path, resume: bool) -> None:
+    """Refuses to start over a state, and to resume where there is none.
+
+    Raises:
+        UsageError: there is a state, and the run does not resume it.
+        CheckpointError: there is none, and the run wants to resume it.
+    """
+    step = latest(folder)
+    if step is not None and not resume:
+        raise UsageError(
+            f"{folder} holds the state of a run at step {step}; go on with --resume, or remove it to start again"
+        )
+    if step is None and resume:
+        raise CheckpointError(f"{folder}: no state of a run there to resume; leave --resume out to start one")
 
 
 def save_state(
@@ -86,9 +102,8 @@ def load_state(
         CheckpointError: there is no state, or it is damaged or of other parameters.
         UsageError: it was made with other settings.
     """
-    step = latest(folder)
-    if step is None:
-        raise CheckpointError(f"{folder}: no state of a run there to resume; leave --resume out to start one")
+    require_start(folder, resume=True)
+    step = latest(folder) or 0
     place = _place(folder, step)
     try:
         document = json.loads((place / STATE).read_text(encoding="utf-8"))
