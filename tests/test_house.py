@@ -22,6 +22,7 @@ from deepen.cli import COMMANDS, main
 from deepen.errors import ProgramError
 from deepen.program import Program
 from deepen.program.draw_text import draw_text
+from tests.cli.models import TEXT, tokenizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -160,12 +161,14 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    size = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
+    size = {"vocab_size": 96, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
     config = Qwen3Config(num_hidden_layers=DEPTH, num_attention_heads=2, num_key_value_heads=1, **size)
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-    (example,) = blocks("python")
+    tokenizer().save_pretrained(tmp_path / "model")
+    example, transforms = blocks("python")
     assert example.count(f'"{EXAMPLE}"') == 1
-    code = example.replace(f'"{EXAMPLE}"', '"model"') + "\nassert type(again).__name__ == 'Qwen3ForCausalLM'\n"
+    checks = ["assert type(again).__name__ == 'Qwen3ForCausalLM'", "assert wide.load().deepen.plans"]
+    code = "\n".join([example.replace(f'"{EXAMPLE}"', '"model"'), f"text = {TEXT!r}", transforms, *checks])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["looped", "model", "smaller"]
