@@ -150,6 +150,7 @@ def test_weights_are_saved_in_the_type_they_had(folder: Path, tmp_path: Path) ->
     assert {info.dtype for info in deepen.open(tmp_path / "out").source.infos.values()} == {"BF16"}
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_resume_ends_as_if_nothing_had_been(folder: Path, tmp_path: Path) -> None:
     usual = command(folder, tmp_path / "healed", LOOP, "--mode", "lora", "--rank", "2", "--steps", "120")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

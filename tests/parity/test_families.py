@@ -16,7 +16,7 @@ from deepen.checkpoint.family import known_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 MUST = ("identity", "drop", "reorder", "repeat", "copy", "group", "save", "cache")
-SHARDS = (("identity", "drop", "cache"), ("identity", "reorder", "repeat"), ("identity", "save"))
+SHARDS = (("drop", "cache"), ("reorder", "repeat"), ("identity", "save"))
 SHAPES = (
     *("llama", "gemma2", "gpt2", "gpt_neox", "bloom", "opt", "qwen2_moe", "deepseek_v3", "mamba", "jamba"),
     *("bert", "albert", "modernbert", "t5", "bart", "whisper", "vit", "dinov2", "wav2vec2", "llava"),

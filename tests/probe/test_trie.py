@@ -186,6 +186,7 @@ def test_a_layer_that_depends_on_its_place_is_found_out(llama: Checkpoint, monke
     assert "depends on more than the stream" in evaluator.visits.reason
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_real_model() -> None:
     ck = read_once(deepen.open(smollm2_gguf()))
     text = shakespeare_text()[20000:60000]

@@ -170,6 +170,7 @@ def test_feed_forwards_that_cannot_be_fused_are_refused_by_name(family: str, rea
         deepen.fuse(checkpoint(tmp_path / family, family), 3, 4)
 
 
+@pytest.mark.slow
 def test_smollm2_within_its_own_rounding() -> None:
     ck = deepen.open(smollm2_gguf())
     fused, _ = deepen.fuse(ck, 12, 13)

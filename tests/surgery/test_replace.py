@@ -169,6 +169,7 @@ def test_layers_without_a_fold_are_refused_by_name(family: str, reason: str, tmp
         deepen.calibrate(with_tokenizer(tmp_path / family, family), TEXT, *block, context=32)
 
 
+@pytest.mark.slow
 def test_on_smollm2_a_map_is_nearer_than_dropping() -> None:
     ck = deepen.open(smollm2_gguf())
     calibration = deepen.calibrate(ck, shakespeare_text(), 20, 22, context=256, tokens=1024)
