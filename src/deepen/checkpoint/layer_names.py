@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FIRST_NUMBER = re.compile(r"(.+?)\.(\d+)((?:\..*)?)", re.DOTALL)
 # Characters that make a name a pattern.
-PATTERN = re.compile(r"[\\*+?\[\](){}|^$]|^re:|:")
+PATTERN = re.compile(r"[\\*+?\[\](){}|^$:]")
 
 
 @dataclass(frozen=True)

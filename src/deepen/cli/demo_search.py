@@ -10,6 +10,7 @@ import deepen
 from deepen.cli.output import amount, note, plain, table
 from deepen.cli.packaged import TEXT_NAME
 from deepen.cli.progress import progress
+from deepen.cli.search import counter
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -67,18 +68,6 @@ def score_and_search(
         )
         kept.append(Kept("search", command, Path(), plain({**named, **found.to_json()})))
     return kept
-
-
-def counter(step: Any) -> Any:
-    """Tells a progress bar how many candidates were evaluated since the last round."""
-    known = 0
-
-    def report(problem: Any) -> None:
-        nonlocal known
-        step(len(problem.asked) - known)
-        known = len(problem.asked)
-
-    return report
 
 
 def search_table(kept: Sequence[Kept]) -> str:

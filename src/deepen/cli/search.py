@@ -106,18 +106,29 @@ def file_of(out: str) -> Path:
     return path / "search.json"
 
 
-def reporter(step: Callable[[int], None]) -> Callable[[Problem], None]:
-    """Counts the candidates and says so whenever a better program is found."""
-    known, shown = 0, ""
+def counter(step: Callable[[int], None]) -> Callable[[Problem], None]:
+    """Tells a progress bar how many candidates were evaluated since the last round."""
+    known = 0
 
     def report(problem: Problem) -> None:
-        nonlocal known, shown
+        nonlocal known
         step(len(problem.asked) - known)
         known = len(problem.asked)
+
+    return report
+
+
+def reporter(step: Callable[[int], None]) -> Callable[[Problem], None]:
+    """Counts the candidates and says so whenever a better program is found."""
+    count, shown = counter(step), ""
+
+    def report(problem: Problem) -> None:
+        nonlocal shown
+        count(problem)
         best = problem.best()
         if best is not None and best.program != shown:
             shown = best.program
-            note(f"after {known}: loss {best.nll:.1f} nats, cost {amount(best.cost)}: {shown}")
+            note(f"after {len(problem.asked)}: loss {best.nll:.1f} nats, cost {amount(best.cost)}: {shown}")
 
     return report
 
