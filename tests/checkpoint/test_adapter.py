@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import deepen
 from deepen.checkpoint.layer_names import layer_names
+from deepen.checkpoint.layout import NewLayer
 from deepen.checkpoint.load import quiet
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
 from deepen.errors import CheckpointError, FamilyError, SaveError
@@ -135,7 +136,7 @@ def test_ignore_lists_follow_their_layers(tmp_path: Path) -> None:
 def test_an_expert_keeps_its_number(tmp_path: Path) -> None:
     with quiet():
         tiny_checkpoint(tmp_path / "m", "mixtral")
-    names = layer_names(deepen.open(tmp_path / "m"), {"text": [4, 1]})
+    names = layer_names(deepen.open(tmp_path / "m"), {"text": [NewLayer(4), NewLayer(1)]})
     assert names.renamed("model.layers.4.mlp.experts.1.up_proj") == ["model.layers.0.mlp.experts.1.up_proj"]
     assert names.renamed("layers.2.mlp.experts.1") == []
     assert names.renamed("model.embed_tokens") == ["model.embed_tokens"]

@@ -83,7 +83,7 @@ def moved_adapter(ck: Checkpoint, adapter: Adapter, layers: Mapping[str, tuple[N
         SaveError: it acts on a matrix that the new layer zeroes or scales.
         FamilyError: a pattern in its config names layers by number.
     """
-    names = layer_names(ck, {tower: [new.stored for new in chosen] for tower, chosen in layers.items()})
+    names = layer_names(ck, layers)
     _refuse_factors(ck, adapter, layers, names)
     tensors = {
         PREFIX + new: tensor.clone()

@@ -17,6 +17,7 @@ from deepen.errors import FamilyError
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
+    from deepen.checkpoint.layout import NewLayer
 
 FIRST_NUMBER = re.compile(r"(.+?)\.(\d+)((?:\..*)?)", re.DOTALL)
 # Characters that make a name a pattern.
@@ -92,13 +93,13 @@ class LayerNames:
         return name
 
 
-def layer_names(ck: Checkpoint, layers: Mapping[str, Sequence[int]]) -> LayerNames:
-    """For a checkpoint whose towers become, layer by layer, the stored layers `layers`."""
+def layer_names(ck: Checkpoint, layers: Mapping[str, Sequence[NewLayer]]) -> LayerNames:
+    """For a checkpoint whose towers become `layers`."""
     lists = {}
     moves: dict[str, dict[int, tuple[int, ...]]] = {}
     for tower in ck.family.towers:
         lists[tower.name] = tuple(dict.fromkeys((ck.disk[tower.name].prefix, ck.skeleton.container(tower))))
-        chosen = layers[tower.name]
+        chosen = [new.stored for new in layers[tower.name]]
         moves[tower.name] = {
             old: tuple(new for new, stored in enumerate(chosen) if stored == old) for old in range(ck.depth[tower.name])
         }

@@ -188,7 +188,7 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
         config = select(config, build, ck.family, tower, origins, ck.where)
         if tower.repeats:
             scope(config, tower)[tower.repeats] = len(origins) if form == "baked" else len(ck.plan(tower.name).visits)
-    names = layer_names(ck, {tower: [new.stored for new in chosen] for tower, chosen in layers.items()})
+    names = layer_names(ck, layers)
     config = quantisation(config, names)
     folds = {name: module for name, module in ck.family.folds_index.items() if config.get(name)}
     for name in folds:

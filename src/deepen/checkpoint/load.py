@@ -205,7 +205,7 @@ def bank_config(ck: Checkpoint, banks: Mapping[str, Sequence[NewLayer]]) -> Any:
     """A copy of the original config whose quantisation names the modules of the bank."""
     config: Any = copy.deepcopy(ck.skeleton.config)
     if getattr(config, "quantization_config", None):
-        names = layer_names(ck, {tower: [new.stored for new in chosen] for tower, chosen in banks.items()})
+        names = layer_names(ck, banks)
         config.quantization_config = quantisation(ck.config, names)["quantization_config"]
     return config
 
