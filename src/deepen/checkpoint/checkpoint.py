@@ -42,6 +42,7 @@ class Checkpoint:
         adapter: the folder of a LoRA adapter that belongs to the model, if any.
         made: for each tower, how many layers at the end of its bank are computed ones (merged, fused ...).
         widths: for each tower, the feed-forward width of the stored layers that do not have that of the config.
+        factors: for each tower, the stored layers with linear maps of two factors, and their ranks by path.
     """
 
     where: str
@@ -55,6 +56,7 @@ class Checkpoint:
     adapter: Path | None = None
     made: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    factors: Mapping[str, Mapping[int, Mapping[str, int]]] = field(default_factory=dict)
 
     @property
     def depth(self) -> dict[str, int]:

@@ -76,14 +76,22 @@ class Computed:
 
 @dataclass(frozen=True, eq=False)
 class ComputedSource:
-    """A source with further tensors, each made by a recipe over the source below."""
+    """A source with further tensors, or others of the same name, each made by a recipe over the source below.
+
+    Attributes:
+        base: the source below.
+        recipes: by name.
+        hidden: tensors of the source below that this one no longer has.
+    """
 
     base: Source
     recipes: Mapping[str, Recipe]
+    hidden: frozenset[str] = frozenset()
 
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
-        return {**self.base.infos, **{name: info(recipe) for name, recipe in self.recipes.items()}}
+        kept = {name: found for name, found in self.base.infos.items() if name not in self.hidden}
+        return {**kept, **{name: info(recipe) for name, recipe in self.recipes.items()}}
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -138,13 +146,39 @@ def with_layer(
     recipes = {f"{prefix}.{number}.{name}": recipe for name, recipe in tensors.items()}
     width = ck.widths.get(tower.name, {}).get(origin) if width is None else width
     widths = {} if width is None else {tower.name: {**ck.widths.get(tower.name, {}), number: width}}
+    known = ck.factors.get(tower.name, {})
+    factors = {tower.name: {**known, number: known[origin]}} if origin in known else {}
     return replace(
         ck,
         source=ComputedSource(ck.source, recipes),
         banks={**ck.banks, tower.name: (*ck.banks[tower.name], ck.banks[tower.name][origin])},
         made={**ck.made, tower.name: ck.made.get(tower.name, 0) + 1},
         widths={**ck.widths, **widths},
+        factors={**ck.factors, **factors},
     )
+
+
+def with_tensors(
+    ck: Checkpoint, tower: Tower, layers: Mapping[int, Mapping[str, Recipe]], hidden: Iterable[str] = ()
+) -> Checkpoint:
+    """The checkpoint with other tensors in stored layers; the bank and the program stay as they are.
+
+    Args:
+        ck: what to change.
+        tower: the tower of the layers.
+        layers: for each stored layer that changes, a recipe over `ck.source` for each tensor that does, by its name
+            inside the layer.
+        hidden: full names of tensors that go.
+
+    Raises:
+        FamilyError: an adapter belongs to the old tensors, or they are quantised.
+    """
+    refuse_foreign(ck, tower)
+    prefix = ck.disk[tower.name].prefix
+    recipes = {
+        f"{prefix}.{layer}.{name}": recipe for layer, tensors in layers.items() for name, recipe in tensors.items()
+    }
+    return replace(ck, source=ComputedSource(ck.source, recipes, frozenset(hidden)))
 
 
 def layer_tensors(ck: Checkpoint, tower: Tower, layer: int) -> dict[str, str]:
@@ -152,10 +186,25 @@ def layer_tensors(ck: Checkpoint, tower: Tower, layer: int) -> dict[str, str]:
     return {name: full for name, full in ck.disk[tower.name].layers[layer].items() if name not in tower.first}
 
 
-def _refuse_shares(ck: Checkpoint, tower: Tower) -> None:
-    reasons: Iterable[tuple[bool, str]] = (
+def refuse_foreign(ck: Checkpoint, tower: Tower) -> None:
+    """Refuses a checkpoint whose weights cannot be computed with.
+
+    Raises:
+        FamilyError: an adapter belongs to them, or they are quantised.
+    """
+    _refuse(
+        ck,
+        tower,
         (bool(ck.adapter), f"the adapter in {ck.adapter} belongs to the stored layers; merge it into the model first"),
         (bool(ck.config.get("quantization_config")), "its weights are quantised; dequantise the model first"),
+    )
+
+
+def _refuse_shares(ck: Checkpoint, tower: Tower) -> None:
+    refuse_foreign(ck, tower)
+    _refuse(
+        ck,
+        tower,
         (bool(ck.disk[tower.name].ahead), "it numbers layers that predict further tokens behind the last one"),
         (bool(tower.slabs), f"{tower.slabs[0].name if tower.slabs else ''} holds one block a layer outside the layers"),
         (
@@ -163,6 +212,9 @@ def _refuse_shares(ck: Checkpoint, tower: Tower) -> None:
             f"its attention divides by the number of the layer ({', '.join(ck.family.folds_index)})",
         ),
     )
+
+
+def _refuse(ck: Checkpoint, tower: Tower, *reasons: tuple[bool, str]) -> None:
     for refused, reason in reasons:
         if refused:
             raise FamilyError(f"{ck.where}: the {tower.name} tower cannot get a computed layer: {reason}")

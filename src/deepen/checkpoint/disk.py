@@ -151,7 +151,9 @@ def _check_shape(name: str, got: tuple[int, ...], expected: tuple[int, ...] | No
 
 def output_tensors(layer: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
     """Names, inside a layer, of the matrices and biases that write to the residual stream."""
-    ends = [end for pattern in patterns for end in (pattern, f"{pattern}.weight", f"{pattern}.bias")]
+    # Of a map of two factors, the one behind writes to the stream.
+    leaves = ("", ".weight", ".bias", ".left.weight", ".left.bias")
+    ends = [f"{pattern}{leaf}" for pattern in patterns for leaf in leaves]
     return [name for name in layer if any(_matches(name, end) for end in ends)]
 
 

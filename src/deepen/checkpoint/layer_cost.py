@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.pytorch_utils import Conv1D
 
+from deepen.checkpoint.factored import Factored
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.slabs import slab_of
 from deepen.checkpoint.sources import TensorInfo
@@ -154,7 +155,7 @@ def _flops_per_key(layer: nn.Module, tower: Tower, ck: Checkpoint) -> float:
         module
         for module in layer.modules()
         if any(hasattr(module, name) for name in ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim"))
-        and any(isinstance(child, LINEAR) for child in module.children())
+        and any(isinstance(child, (*LINEAR, Factored)) for child in module.children())
         and not hasattr(module, "A_log")
     ]
     total = 0.0

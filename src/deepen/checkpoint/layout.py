@@ -17,6 +17,7 @@ from torch import nn
 from deepen import __version__
 from deepen.checkpoint.depth_fields import scope, select
 from deepen.checkpoint.disk import AHEAD, DiskTower, check_tensors, output_tensors
+from deepen.checkpoint.factored import multiplied_out, needs_factors, stored_factors
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.original import spread
@@ -85,6 +86,7 @@ def layout(ck: Checkpoint, *, bake: bool = False) -> Layout:
         return _plain(ck, layers, "baked", notes)
     stored = {name: bank_layers(plan) for name, plan in plans.items()}
     reasons = [reason for name, plan in plans.items() if (reason := needs_deepen(plan, ck.family.tower(name)))]
+    reasons += [reason] if (reason := needs_factors(ck, stored)) else []
     if not reasons:
         try:
             return _plain(ck, stored, "plain", [])
@@ -199,7 +201,7 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
     if not folds:
         for tower in ck.family.towers:
             same_layers(old, new, tower, [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]])
-    tensors = tensors_of(ck, layers, folds)
+    tensors = multiplied_out(ck, layers, tensors_of(ck, layers, folds), notes)
     _check_plain(ck, new, layers, tensors)
     tensors |= _ahead(ck, layers, config, notes)
     return Layout(form, config, tensors, dict(layers), tuple(notes))
@@ -259,6 +261,7 @@ def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "deepen_version": __version__,
         "bank": {name: [ck.banks[name][key.layer] for key in plan.keys] for name, plan in plans.items()},
         **({"widths": widths} if any(widths.values()) else {}),
+        **stored_factors(ck, {name: [key.layer for key in plan.keys] for name, plan in plans.items()}),
         "base": copy.deepcopy(dict(ck.config)),
     }
 

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import logging
 
 from deepen.checkpoint.adapter import apply_adapter
+from deepen.checkpoint.factored import factored
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.layout import Layout, NewLayer, bank_layers, tensors_of
@@ -142,12 +143,14 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
 def _bank(originals: nn.ModuleList, tower: Tower, plan: Plan, ck: Checkpoint) -> list[nn.Module]:
     """One module a key, built as the original class built the layer it comes from."""
     bank, widths = ck.banks[tower.name], ck.widths.get(tower.name, {})
+    ranks = ck.factors.get(tower.name, {})
     used: set[int] = set()
     modules = []
     for key in plan.keys:
         origin = bank[key.layer]
         layer = copy.deepcopy(originals[origin]) if origin in used else originals[origin]
-        modules.append(widened(layer, tower, widths.get(key.layer), ck.where))
+        layer = widened(layer, tower, widths.get(key.layer), ck.where)
+        modules.append(factored(layer, ranks.get(key.layer), ck.where))
         used.add(origin)
     _place_first(originals[0], modules, tower.first)
     return modules

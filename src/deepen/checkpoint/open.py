@@ -14,6 +14,7 @@ import transformers
 from deepen.checkpoint.adapter import find_adapter
 from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.depth_fields import stated_depth
+from deepen.checkpoint.factored import read_factors
 from deepen.checkpoint.family import Family, family_of
 from deepen.checkpoint.layout import NATIVE_TYPE, PROGRAM_VERSION
 from deepen.checkpoint.original import original_program
@@ -142,7 +143,8 @@ def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Sou
             )
         banks[name] = tuple(bank)
     program = original_program(base, family, banks)
-    opened = Checkpoint(where, folder, family, dict(base), source, banks, program, widths=_widths(raw, banks, where))
+    widths, factors = _widths(raw, banks, where), read_factors(raw, banks, where)
+    opened = Checkpoint(where, folder, family, dict(base), source, banks, program, widths=widths, factors=factors)
     return opened.apply(raw["program"])
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.disk import output_tensors
+from deepen.checkpoint.factored import factored
 from deepen.checkpoint.family import Parts, Tower
 from deepen.errors import FamilyError
 
@@ -130,8 +131,9 @@ def resize(matrix: nn.Module, reads: int, gives: int) -> None:
 def bank_modules(ck: Checkpoint, tower: Tower) -> list[nn.Module]:
     """For each stored layer, the layer that the model class builds for it, on the meta device."""
     modules, widths = ck.skeleton.layers(tower), ck.widths.get(tower.name, {})
+    ranks = ck.factors.get(tower.name, {})
     return [
-        widened(modules[origin], tower, widths.get(index), ck.where)
+        factored(widened(modules[origin], tower, widths.get(index), ck.where), ranks.get(index), ck.where)
         for index, origin in enumerate(ck.banks[tower.name])
     ]
 
