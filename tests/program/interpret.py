@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
-from deepen.program import Back, Blend, Fork, Join, Op, Program, Record, Run, Turn, Visit
+from deepen.program import Back, Blend, Enter, Fork, Gate, Join, Op, Program, Record, Run, Turn, Visit
 
 Layer = Callable[[Visit, Fraction], Fraction]
 
@@ -41,7 +41,10 @@ def run(tape: Sequence[Op], x: Fraction, layer: Layer = affine) -> tuple[Fractio
                 x = start + Fraction(scale) * (x - start)
             case Record(name, _):
                 records[name] = x
-            case Turn():
+            case Gate():
+                # a gate starts at 1, as if it were not there
+                stack.pop()
+            case Turn() | Enter():
                 pass
     assert not stack
     return x, records

@@ -8,9 +8,10 @@ from deepen.program.cost import Cost, Ends, LayerCost, cost
 from deepen.program.draw_svg import draw_svg
 from deepen.program.draw_text import draw_text
 from deepen.program.notation import Form
+from deepen.program.owned import Own
 from deepen.program.plan import LoopInfo, Plan, Use, Visit
 from deepen.program.program import Program, read_program
-from deepen.program.tape import Back, Blend, Fork, Join, Op, Record, Run, Turn
+from deepen.program.tape import Back, Blend, Enter, Fork, Gate, Join, Op, Record, Run, Turn
 from deepen.program.tree import Attr, Copy, Group, Index, Key, Loop, Mark, Node, Ref, Scope, Seq
 
 __all__ = [
@@ -23,8 +24,10 @@ __all__ = [
     "Copy",
     "Cost",
     "Ends",
+    "Enter",
     "Fork",
     "Form",
+    "Gate",
     "Group",
     "Index",
     "Join",
@@ -35,6 +38,7 @@ __all__ = [
     "Mark",
     "Node",
     "Op",
+    "Own",
     "Plan",
     "Program",
     "Record",

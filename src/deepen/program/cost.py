@@ -120,10 +120,10 @@ def cost(
         raise ValueError(f"{len(layers)} layer costs for {plan.depth} layers")
     plan.tape(counts)
     meter = full = _Meter(plan, layers, ends, context, kv_shared_computed, counts or {})
-    path = meter.pass_over(plan.root, (), Fraction(1), None)
+    path = meter.pass_over(plan.root, (), Fraction(1))
     if counts:
         full = _Meter(plan, layers, ends, context, kv_shared_computed, {})
-        full.pass_over(plan.root, (), Fraction(1), None)
+        full.pass_over(plan.root, (), Fraction(1))
     stored = {(key, part): layers[key.layer].params[part] for key, part in full.stored}
     return Cost(
         params=sum(stored.values()) + sum(full.owned.values()) + ends.params,
@@ -168,14 +168,11 @@ class _Meter:
     def width(self) -> int:
         return max(layer.width for layer in self.layers)
 
-    def pass_over(self, node: Node, turn: tuple[int, ...], weight: Fraction, lora: tuple[int, int] | None) -> Fraction:
-        """Count the node; returns its critical path in layers.
-
-        `weight` is the share of the tokens that reach the node, `lora` the loop that hands adapters down and its turn.
-        """
+    def pass_over(self, node: Node, turn: tuple[int, ...], weight: Fraction) -> Fraction:
+        """Count the node, which `weight` of the tokens reach; returns its critical path in layers."""
         match node:
             case Ref():
-                return self.visit(node, self.places[node.leaf, turn], weight, lora)
+                return self.visit(self.places[node.leaf, turn], weight)
             case Mark():
                 self.exits += value_of(node.attrs, "conf") not in (None, inf)
                 for name, params in (("head", self.ends.head_params), ("norm", self.width)):
@@ -183,39 +180,38 @@ class _Meter:
                         self.owned[name, node.name] = params
                 return Fraction(0)
             case Seq(items=items):
-                return sum((self.pass_over(item, turn, weight, lora) for item in items), Fraction(0))
+                return sum((self.pass_over(item, turn, weight) for item in items), Fraction(0))
             case Group(branches=branches):
                 if value_of(node.attrs, "comb") == "gate":
                     self.owned["comb", node.column] = len(branches)
-                return max((self.pass_over(branch, turn, weight, lora) for branch in branches), default=Fraction(0))
+                return max((self.pass_over(branch, turn, weight) for branch in branches), default=Fraction(0))
             case Scope(body=body):
-                inner = self.enter(node.attrs, ("scope", node.number), 0, weight)
+                inner = self.enter(node.attrs, ("scope", node.number), turn, 0, weight)
                 solve = value_of(node.attrs, "solve")
                 if isinstance(solve, tuple) and solve != ("gs",):
-                    return self.solved(body, turn, inner, lora, int(solve[1]))
-                return self.pass_over(body, turn, inner, lora)
+                    return self.solved(body, turn, inner, int(solve[1]))
+                return self.pass_over(body, turn, inner)
             case Loop(body=body):
                 path = Fraction(0)
                 for passed in range(self.counts.get(node.number, node.high)):
-                    own = (node.number, passed) if value_of(node.attrs, "lora") is not None else lora
-                    inner = self.enter(node.attrs, ("loop", node.number, passed), passed, weight)
-                    path += self.pass_over(body, (*turn, passed), inner, own)
+                    inner = self.enter(node.attrs, ("loop", node.number), (*turn, passed), passed, weight)
+                    path += self.pass_over(body, (*turn, passed), inner)
                 return path
 
-    def solved(
-        self, body: Node, turn: tuple[int, ...], weight: Fraction, lora: tuple[int, int] | None, times: int
-    ) -> Fraction:
+    def solved(self, body: Node, turn: tuple[int, ...], weight: Fraction, times: int) -> Fraction:
         """A fixed-point iteration: all members at once, `times` over."""
         members = body.items if isinstance(body, Seq) else (body,)
         before = self.flops
-        longest = max((self.pass_over(member, turn, weight, lora) for member in members), default=Fraction(0))
+        longest = max((self.pass_over(member, turn, weight) for member in members), default=Fraction(0))
         self.flops = before + times * (self.flops - before)
         return times * longest
 
-    def enter(self, attrs: tuple[Attr, ...], owner: tuple[object, ...], turn: int, weight: Fraction) -> Fraction:
+    def enter(
+        self, attrs: tuple[Attr, ...], node: tuple[str, int], turn: tuple[int, ...], passed: int, weight: Fraction
+    ) -> Fraction:
         """Count what the attributes of a node own; returns the share of the tokens that reach its body."""
         width = self.width
-        inner = weight * per_turn(attrs, "res", turn) * per_turn(attrs, "cap", turn)
+        inner = weight * per_turn(attrs, "res", passed) * per_turn(attrs, "cap", passed)
         for attr in attrs:
             params, flops, share = 0, 0.0, weight
             match attr.name, attr.value:
@@ -230,11 +226,12 @@ class _Meter:
                     params, flops = width, 2.0 * width
                 case _:
                     continue
-            self.owned[(attr.name, *owner)] = params
+            own = self.plan.owned.get((attr.name, node, turn))
+            self.owned[(own.name,) if own is not None else (attr.name, *node, passed)] = params
             self.flops += flops * float(share)
         return inner
 
-    def visit(self, ref: Ref, visit: Visit, weight: Fraction, lora: tuple[int, int] | None) -> Fraction:
+    def visit(self, visit: Visit, weight: Fraction) -> Fraction:
         """Count one visit; returns its share of a layer in parts."""
         layer = self.layers[visit.key.layer]
         self.visits += 1
@@ -248,14 +245,16 @@ class _Meter:
             self.cached[visit.slot] = max(layer.cache(present), self.cached.get(visit.slot, 0.0))
             if not visit.writes and not self.kv_shared_computed:
                 flops -= layer.kv_flops
-        rank = visit.attrs.get("lora")
-        if isinstance(rank, int):
+        if visit.lora is not None:
+            rank = visit.lora.value
+            assert isinstance(rank, int)
             if any(part not in layer.linears for part in visit.parts):
                 reason = f"lora has no cost: the shapes of the linears of layer {visit.key.layer} are not known"
                 raise ProgramError(reason, self.plan.text)
-            size = rank * sum(i + o for part in visit.parts for i, o in layer.linears[part])
-            owner = ("leaf",) if lora is None or value_of(ref.attrs, "lora") is not None else lora
-            self.owned["lora", ref.leaf, *owner] = size
+            # no matrix has a higher rank than its smaller side
+            sizes = (min(rank, i, o) * (i + o) for part in visit.parts for i, o in layer.linears[part])
+            size = sum(sizes)
+            self.owned[(visit.lora.name,)] = size
             flops += 2.0 * size
         self.flops += flops * float(weight)
         return Fraction(len(visit.parts), len(layer.params))

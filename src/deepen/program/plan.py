@@ -27,7 +27,8 @@ from deepen.errors import ProgramError
 from deepen.program.check import attrs_of, check, size
 from deepen.program.format import format_node
 from deepen.program.normal import goes_down, normalise
-from deepen.program.tape import Op, Record, emit
+from deepen.program.owned import Own, Place, owned
+from deepen.program.tape import Op, Places, Record, emit
 from deepen.program.tree import Attr, Group, Key, Loop, Mark, Node, Ref, Scope, Seq, rebuild, value_of, walk
 
 
@@ -45,6 +46,7 @@ class Visit:
         slot: its cache slot, None when it needs none.
         writes: whether it writes the slot.
         loops: the numbers of the enclosing loops, from outside in.
+        lora: the adapters that it runs with, None when it has none.
 
     """
 
@@ -57,6 +59,7 @@ class Visit:
     slot: int | None
     writes: bool
     loops: tuple[int, ...]
+    lora: Own | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Plan:
         uses: every attribute of the text.
         warnings: what is legal but probably not meant.
         text: the program as written.
+        owned: the parameters that the program owns beside its layers, by the place where each is used.
 
     """
 
@@ -111,6 +115,7 @@ class Plan:
     uses: tuple[Use, ...]
     warnings: tuple[str, ...]
     text: str
+    owned: Mapping[Place, Own] = field(hash=False)
 
     def tape(self, counts: Mapping[int, int] | None = None) -> tuple[Op, ...]:
         """The ops at these loop counts, by loop number; a loop that is not named runs at its maximum.
@@ -129,7 +134,7 @@ class Plan:
                 reason = f"{turns} turns: loop {number}, `{loop.text}`, takes {loop.minimum} to {loop.maximum}"
                 raise ProgramError(reason, self.text, loop.column)
         by_place = {(visit.leaf, visit.turn): visit for visit in self.visits}
-        return tuple(emit(self.root, counts or {}, by_place, ()))
+        return tuple(emit(self.root, counts or {}, Places(by_place, self.owned), ()))
 
 
 def make_plan(tree: Seq, depth: int, parts: Sequence[str], text: str = "") -> Plan:
@@ -148,6 +153,7 @@ def make_plan(tree: Seq, depth: int, parts: Sequence[str], text: str = "") -> Pl
     passages = list(_passages(root, (), ()))
     keys = _keys(passages)
     slots = _slots(passages, [_parts(passage.ref, parts, text) for passage in passages])
+    own = owned(root)
     visits = tuple(
         Visit(
             index=index,
@@ -159,6 +165,7 @@ def make_plan(tree: Seq, depth: int, parts: Sequence[str], text: str = "") -> Pl
             slot=slot,
             writes=writes,
             loops=tuple(loop.number for loop in passage.loops),
+            lora=own.get(("lora", ("leaf", passage.ref.leaf), passage.turn)),
         )
         for index, (passage, key, (slot, writes)) in enumerate(zip(passages, keys, slots, strict=True))
     )
@@ -169,7 +176,7 @@ def make_plan(tree: Seq, depth: int, parts: Sequence[str], text: str = "") -> Pl
     )
     by_place = {(visit.leaf, visit.turn): visit for visit in visits}
     marked = any(isinstance(node, Mark) for node in walk(root))
-    records = (op.name for op in emit(root, {}, by_place, ()) if isinstance(op, Record)) if marked else ()
+    records = (op.name for op in emit(root, {}, Places(by_place, own), ()) if isinstance(op, Record)) if marked else ()
     return Plan(
         depth=depth,
         root=root,
@@ -182,6 +189,7 @@ def make_plan(tree: Seq, depth: int, parts: Sequence[str], text: str = "") -> Pl
         uses=tuple(dict.fromkeys(_uses(root))),
         warnings=tuple(_warnings(visits, depth)),
         text=text,
+        owned=own,
     )
 
 
