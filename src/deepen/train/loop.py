@@ -2,9 +2,9 @@
 
     for each step: batch -> pieces -> loss, gradients -> clip -> finite? -> AdamW -> [held-out loss] -> log -> [state]
 
-What is trained is what requires a gradient when the loop begins; `deepen.train.select` chooses that. The batch of a
-step is a function of the step, the state holds everything else that moves, and so a run that was killed ends, on the
-CPU, with the same bits as one that was not.
+What is trained is what requires a gradient when the loop begins; `deepen.train.select` chooses that, and a `Selection`
+may move it between steps. The batch of a step is a function of the step, the state holds everything else that moves,
+and so a run that was killed ends, on the CPU, with the same bits as one that was not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from deepen.train.log import Entry, Log
 from deepen.train.losses import Loss
 from deepen.train.optim import adamw, trained
 from deepen.train.recipe import Recipe
+from deepen.train.selective.selection import Selection
 from deepen.train.state import clean, latest, load_state, require_start, save_state
 from deepen.train.stops import NotFinite, Stopped, first_gradient, first_output, signals
 
@@ -62,6 +63,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     evaluate: Callable[[], float] | None = None,
     report: Report | None = None,
+    selection: Selection | None = None,
 ) -> Trained:
     """Trains a module in place.
 
@@ -75,6 +77,7 @@ def train(
         settings: what else a resumed run must share, such as a digest of the data; plain values.
         evaluate: the held-out loss of the model in eval mode, in nats a token.
         report: called after every step.
+        selection: what was selected of the model, where blocks of matrices are trained; it is not released.
 
     Raises:
         UsageError: nothing to train, states in the folder without `resume`, or a resume with other settings.
@@ -83,7 +86,7 @@ def train(
         Stopped: SIGTERM came; the state was saved first. After SIGINT it is KeyboardInterrupt.
         SaveError: the folder cannot be written; the last state is whole.
     """
-    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})})
+    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})}, selection)
     with seeded(recipe.seed), _modes(model, recipe), signals() as came:
         done = run.begin(resume)
         started = time.perf_counter()
@@ -122,9 +125,10 @@ class _Run:
         loss: Loss,
         folder: Path | None,
         settings: Mapping[str, Any],
+        selection: Selection | None,
     ) -> None:
         self.model, self.batches, self.recipe, self.loss = model, batches, recipe, loss
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.selection = folder, settings, selection
         self.parameters = trained(model)
         self.optimiser = adamw(model, recipe)
         self.device = next(iter(self.parameters.values())).device
@@ -137,7 +141,7 @@ class _Run:
                 raise UsageError("only a run with a folder can be resumed")
             return 0
         require_start(self.folder, resume)
-        done = load_state(self.folder, self.parameters, self.optimiser, self.settings) if resume else 0
+        done = load_state(self.folder, self.parameters, self.optimiser, self.settings, self.selection) if resume else 0
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -165,6 +169,8 @@ class _Run:
             raise UsageError(
                 f"the batch of step {step + 1} has {len(ids)} windows; the recipe says {self.recipe.batch}"
             )
+        if self.selection is not None:
+            self.selection.before(step)
         pieces = ids.chunk(self.recipe.accumulate)
         self.optimiser.zero_grad(set_to_none=True)
         losses = []
@@ -181,6 +187,8 @@ class _Run:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.step()
+        if self.selection is not None:
+            self.selection.after(step, self.optimiser)
         speed = ids.numel() / max(time.perf_counter() - started, 1e-9)
         return Entry(step=step + 1, loss=loss, lr=rate, grad_norm=size, tokens_per_second=speed)
 
@@ -205,7 +213,7 @@ class _Run:
 
     def save(self, step: int) -> None:
         if self.folder is not None:
-            save_state(self.folder, step, self.parameters, self.optimiser, self.settings)
+            save_state(self.folder, step, self.parameters, self.optimiser, self.settings, self.selection)
 
     def stop(self, number: int, step: int) -> None:
         """Ends the run after a signal.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The linear layer of GPT-2, whose matrix is transposed.
 TURNED = "Conv1D"
-# Families whose kernels read the weight of the last projection without calling its module.
+# Families whose kernels read the weights of some projections without calling their modules.
 BYPASSED = ("mamba", "mamba2", "falcon_mamba", "falcon_h1")
 
 
@@ -44,12 +44,12 @@ def select(model: nn.Module, patterns: Iterable[str]) -> None:
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def select_layers(model: PreTrainedModel, layers: Sequence[int], tower: str) -> None:
-    """Leaves trainable only the parameters of some layers, copies of them included.
+def select_layers(model: PreTrainedModel, layers: Sequence[int | str], tower: str) -> None:
+    """Leaves trainable only the parameters of some layers.
 
     Args:
         model: a model that `Checkpoint.load` gave.
-        layers: layers of the bank, as the program names them.
+        layers: layers of the bank, as the program names them, with all their copies; or single copies, such as `3!1`.
         tower: the tower they are in.
 
     Raises:
@@ -58,37 +58,39 @@ def select_layers(model: PreTrainedModel, layers: Sequence[int], tower: str) -> 
     select(model, [f"{prefix}*" for prefix in layer_prefixes(model, tower, layers)])
 
 
-def layer_prefixes(model: PreTrainedModel, tower: str, layers: Sequence[int] = ()) -> list[str]:
+def layer_prefixes(model: PreTrainedModel, tower: str, layers: Sequence[int | str] = ()) -> list[str]:
     """What the names of the parameters of these layers begin with; of all layers when none is named.
 
     Raises:
         UsageError: a layer that the program does not visit.
     """
     found = {
-        f"{path}.{child}.": key.layer
+        f"{path}.{child}.": key
         for path, visits in model.named_modules()
         if isinstance(visits, VisitList) and visits.tower.name == tower
         for child, key in enumerate(visits.plan.keys)
     }
-    if missing := sorted(set(layers) - set(found.values())):
+    numbers = {key.layer for key in found.values()}
+    copies = {f"{key}": key for key in sorted(found.values(), key=str) if key.copy is not None}
+    if missing := [f"{name}" for name in dict.fromkeys(layers) if name not in numbers and name not in copies]:
         raise UsageError(
-            f"--layers: the program visits no layer {', '.join(map(str, missing))}; it visits "
-            f"{', '.join(map(str, sorted(set(found.values()))))}"
+            f"--layers: the program visits no layer {', '.join(missing)}; it visits "
+            f"{', '.join([*map(str, sorted(numbers)), *copies])}"
         )
-    return [prefix for prefix, layer in found.items() if not layers or layer in layers]
+    return [prefix for prefix, key in found.items() if not layers or key.layer in layers or str(key) in layers]
 
 
-def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int] = ()) -> Any:
+def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int | str] = ()) -> Any:
     """Puts adapters beside the matrices of these layers, and leaves only the adapters trainable.
 
     The layers of `model` itself are changed, so `model` runs with the adapters. Left out: experts, which are no
-    linear layers; in models that have some, dense feed-forwards of the same names; and the last projection of Mamba.
+    linear layers; in models that have some, dense feed-forwards of the same names; and two projections of Mamba.
 
     Args:
         model: a model that `Checkpoint.load` gave.
         rank: r; alpha is twice as large.
         tower: the tower of the layers.
-        layers: layers of the bank; all when none is named.
+        layers: layers of the bank, or single copies such as `3!1`; all when none is named.
 
     Returns:
         PEFT's view of the model, which can merge, unload and save them.
@@ -120,18 +122,24 @@ def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int
     return made
 
 
-def _matrices(model: PreTrainedModel, prefixes: Sequence[str]) -> dict[str, Any]:
-    """The linear layers that an adapter can stand beside, by name."""
-    from peft import LoraConfig
-    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-
+def linears(model: PreTrainedModel, prefixes: Sequence[str]) -> dict[str, Any]:
+    """The linear layers whose names begin so and whose forward is called, by name."""
     found = {
         name: module
         for name, module in model.named_modules()
         if (isinstance(module, nn.Linear) or type(module).__name__ == TURNED) and name.startswith(tuple(prefixes))
     }
     if model.config.model_type in BYPASSED:
-        found = {name: module for name, module in found.items() if not name.endswith(".out_proj")}
+        found = {name: module for name, module in found.items() if not name.endswith((".out_proj", ".dt_proj"))}
+    return found
+
+
+def _matrices(model: PreTrainedModel, prefixes: Sequence[str]) -> dict[str, Any]:
+    """The linear layers that an adapter can stand beside, by name."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    found = linears(model, prefixes)
     # In models with experts peft takes a dense feed-forward of the same name for an old name of the experts.
     names = LoraConfig(target_modules=list(found))
     convert_peft_config_for_transformers(names, model, None)

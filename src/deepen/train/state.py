@@ -1,6 +1,7 @@
 """The state of a run on disk: what was trained, the moments, the random generators and the step.
 
-    FOLDER/step-00000050/tensors.safetensors     parameter/NAME, exp_avg/NAME, exp_avg_sq/NAME, step/NAME, random/DEVICE
+    FOLDER/step-00000050/tensors.safetensors     parameter/NAME, exp_avg/NAME, exp_avg_sq/NAME, step/NAME
+                                                 random/DEVICE, selection/WHAT
                         /state.json              step, settings, generator of Python
           /log.jsonl
 
@@ -26,6 +27,7 @@ from torch import nn
 from deepen.checkpoint.atomic import atomic_folder, leftovers
 from deepen.errors import CheckpointError, DeepenError, SaveError, UsageError
 from deepen.train.recipe import require_same
+from deepen.train.selective.selection import Selection
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -59,6 +61,7 @@ def save_state(
     parameters: Mapping[str, nn.Parameter],
     optimiser: torch.optim.Optimizer,
     settings: Mapping[str, Any],
+    selection: Selection | None = None,
 ) -> Path:
     """Writes the state after `step` updates and removes those before it.
 
@@ -73,6 +76,8 @@ def save_state(
     for name, parameter in parameters.items():
         held = optimiser.state.get(parameter, {})
         tensors |= {f"{kind}/{name}": held[kind] for kind in MOMENTS if kind in held}
+    if selection is not None:
+        tensors |= {f"selection/{name}": each for name, each in selection.state().items()}
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
@@ -91,7 +96,11 @@ def save_state(
 
 
 def load_state(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimiser: torch.optim.Optimizer, settings: Mapping[str, Any]
+    folder: Path,
+    parameters: Mapping[str, nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    settings: Mapping[str, Any],
+    selection: Selection | None = None,
 ) -> int:
     """Brings parameters, moments and generators to the last state of a folder.
 
@@ -114,6 +123,9 @@ def load_state(
         raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{place}: the state is damaged: {error}; remove it and start again") from error
+    if selection is not None:
+        # before the parameters, whose shapes follow from it
+        _load_selection(selection, tensors, place)
     stored = {name.removeprefix("parameter/"): each for name, each in tensors.items() if name.startswith("parameter/")}
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
     if {name: each.shape for name, each in stored.items()} != shapes:
@@ -123,11 +135,28 @@ def load_state(
         held = {kind: tensors[f"{kind}/{name}"] for kind in MOMENTS if f"{kind}/{name}" in tensors}
         if held:
             optimiser.state[parameter] = {kind: each.to(parameter.device) for kind, each in held.items()}
+    if selection is not None:
+        selection.write()
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
     random.setstate((version, tuple(numbers), normal))
     return step
+
+
+def _load_selection(selection: Selection, tensors: Mapping[str, torch.Tensor], place: Path) -> None:
+    """Brings a selection to the state in a folder.
+
+    Raises:
+        CheckpointError: it is of another selection.
+    """
+    held = {name.removeprefix("selection/"): each for name, each in tensors.items() if name.startswith("selection/")}
+    try:
+        selection.load(held)
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{place}: the state is of another selection than the run trains; start another run"
+        ) from error
 
 
 def clean(folder: Path) -> None:
