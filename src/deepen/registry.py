@@ -23,6 +23,11 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 # Every module that defines methods, in the order in which they are listed.
 MODULES: tuple[str, ...] = (
+    "deepen.wiring.pre_ln",
+    "deepen.wiring.post_ln",
+    "deepen.wiring.denseformer",
+    "deepen.wiring.hyper_connections",
+    "deepen.wiring.attention_residuals",
     "deepen.probe.scores.block_influence",
     "deepen.probe.scores.angular",
     "deepen.probe.scores.contribution",

@@ -1,0 +1,1 @@
+"""The native stack: layers x program x wiring, run by one executor."""

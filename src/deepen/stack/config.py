@@ -1,0 +1,162 @@
+"""The configuration of a stack: frozen, typed, read from YAML or a dictionary.
+
+layers: 8
+program: 0-1 (2-5)*2 6-7
+width: 256
+heads: 4
+wiring: {name: hyper-connections, streams: 4}
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from deepen.errors import UsageError, nearest
+from deepen.registry import lookup, methods
+
+
+class StackConfig(BaseModel):
+    """What a stack is built from.
+
+    Attributes:
+        layers: layers of the bank.
+        program: which layer runs when; None runs each once, in order.
+        width: D.
+        heads: query heads.
+        kv_heads: heads of keys and values; None: as many as query heads.
+        head_width: width of a head; None: width / heads.
+        hidden: hidden width of the feed-forward; None: 8/3 of the width for swiglu, 4 times the width for gelu.
+        vocabulary: number of token ids.
+        context: the longest input, for learned positions and rotary tables.
+        feed_forward: `swiglu` or `gelu`.
+        gelu: the form of the GELU.
+        positions: `rotary`, `learned` or `none`.
+        rotary_base: of rotary positions.
+        causal: whether a token sees only itself and those before it.
+        window: tokens that a query sees, itself included; None: all. A list gives one for each layer.
+        qk_norm: whether queries and keys are normalised by head.
+        norm: `rms` or `layer`.
+        eps: of the norms.
+        qkv_bias: whether queries, keys and values have a bias.
+        bias: whether the other linear maps have one.
+        tied: whether the head is the embedding.
+        wiring: its name, or a table of its name and options.
+        init: the recipe of initial values; see `deepen.stack.init`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: int = Field(ge=1)
+    program: str | None = None
+    width: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    head_width: int | None = Field(default=None, ge=1)
+    hidden: int | None = Field(default=None, ge=1)
+    vocabulary: int = Field(default=256, ge=1)
+    context: int = Field(default=1024, ge=1)
+    feed_forward: Literal["swiglu", "gelu"] = "swiglu"
+    gelu: Literal["tanh", "none"] = "tanh"
+    positions: Literal["rotary", "learned", "none"] = "rotary"
+    rotary_base: float = Field(default=10000.0, gt=0)
+    causal: bool = True
+    window: int | tuple[int | None, ...] | None = None
+    qk_norm: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    eps: float = Field(default=1e-5, ge=0)
+    qkv_bias: bool = False
+    bias: bool = False
+    tied: bool = True
+    wiring: str | dict[str, Any] = "pre-ln"
+    init: str = "gpt2"
+
+    @field_validator("wiring")
+    @classmethod
+    def _known_wiring(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        table = {"name": value} if isinstance(value, str) else dict(value)
+        if not isinstance(name := table.pop("name", None), str):
+            raise ValueError("a wiring is a name, or a table with a name and its options")
+        if name not in (known := [each.name for each in methods("wiring")]):
+            raise ValueError(f"no wiring {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+        options = list(inspect.signature(lookup(name).implementation).parameters)[1:]
+        if unknown := next((option for option in table if option not in options), None):
+            expected = f"it takes {', '.join(options)}" if options else "it takes none"
+            raise ValueError(f"the wiring {name} has no option {unknown!r}{nearest(unknown, options)}; {expected}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> StackConfig:
+        if self.head_width is None and self.width % self.heads:
+            raise ValueError(
+                f"a width of {self.width} is not divisible by {self.heads} heads; change one, or give head_width"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly; use a divisor of heads")
+        if self.positions == "rotary" and self.head % 2:
+            raise ValueError(f"rotary positions turn pairs: a head width of {self.head} is odd")
+        windows = self.window if isinstance(self.window, tuple) else (self.window,)
+        if isinstance(self.window, tuple) and len(self.window) != self.layers:
+            raise ValueError(f"window lists {len(self.window)} windows for {self.layers} layers")
+        if any(window is not None and window < 1 for window in windows):
+            raise ValueError("a window holds 1 token or more; null means all of them")
+        return self
+
+    @property
+    def head(self) -> int:
+        """The width of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def inner(self) -> int:
+        """The hidden width of the feed-forward."""
+        if self.hidden is not None:
+            return self.hidden
+        return round(self.width * 8 / 3) if self.feed_forward == "swiglu" else 4 * self.width
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of a layer."""
+        return self.window[layer] if isinstance(self.window, tuple) else self.window
+
+    @property
+    def wiring_options(self) -> tuple[str, dict[str, Any]]:
+        """The name of the wiring, and its options."""
+        if isinstance(self.wiring, str):
+            return self.wiring, {}
+        return self.wiring["name"], {name: value for name, value in self.wiring.items() if name != "name"}
+
+    @classmethod
+    def read(cls, source: str | Path | dict[str, Any]) -> StackConfig:
+        """A configuration from a YAML file or a dictionary.
+
+        Raises:
+            UsageError: names the file, the path of the key and, where one is close, the right key.
+        """
+        where, data = "stack", source
+        if not isinstance(source, dict):
+            where = str(source)
+            try:
+                data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+            except OSError as error:
+                raise UsageError(f"{where}: {error.strerror}") from error
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                raise UsageError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(data, dict):
+            raise UsageError(f"{where}: expected keys and values, got {type(data).__name__}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise UsageError(_told(error, where)) from None
+
+
+def _told(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    path = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"{where}: no key {path!r}{nearest(path, StackConfig.model_fields)}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {path}: {reason}" if path else f"{where}: {reason}"

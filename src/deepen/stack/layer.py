@@ -1,0 +1,68 @@
+"""A layer of the bank: its mixer and its feed-forward, each with the norms that the wiring asks for."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from deepen.stack.config import StackConfig
+from deepen.sublayers.contract import Context, Out, Read
+from deepen.sublayers.ffn.gelu import GELU
+from deepen.sublayers.ffn.swiglu import SwiGLU
+from deepen.sublayers.mixer.attention import Attention
+from deepen.wiring.base import Wiring
+
+
+class Part(nn.Module):
+    """A sublayer with the norm before it and the norm that the wiring applies after it; either may be the identity."""
+
+    def __init__(self, sublayer: nn.Module, before: nn.Module, after: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.sublayer, self.after = before, sublayer, after
+
+    def forward(self, read: Read, context: Context) -> Out:
+        norm = self.norm
+        normed = Read(
+            norm(read.u), read.k if read.k is None else norm(read.k), read.v if read.v is None else norm(read.v)
+        )
+        return self.sublayer(normed, context)
+
+
+class Layer(nn.Module):
+    """The parts `a` (mixer) and `f` (feed-forward) of one layer."""
+
+    def __init__(self, config: StackConfig, window: int | None, wiring: type[Wiring]) -> None:
+        super().__init__()
+        self.a = Part(_attention(config, window), *_norms(config, wiring))
+        self.f = Part(_feed_forward(config), *_norms(config, wiring))
+
+
+def make_norm(config: StackConfig) -> nn.Module:
+    """A norm of the stream."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.eps)
+    return nn.LayerNorm(config.width, eps=config.eps)
+
+
+def _norms(config: StackConfig, wiring: type[Wiring]) -> tuple[nn.Module, nn.Module]:
+    before, after = (make_norm(config) if wanted else nn.Identity() for wanted in (wiring.before, wiring.after))
+    return before, after
+
+
+def _attention(config: StackConfig, window: int | None) -> Attention:
+    return Attention(
+        config.width,
+        config.heads,
+        config.kv_heads or config.heads,
+        config.head,
+        window=window,
+        qk_norm=config.qk_norm,
+        bias=config.qkv_bias,
+        out_bias=config.bias,
+        eps=config.eps,
+    )
+
+
+def _feed_forward(config: StackConfig) -> nn.Module:
+    if config.feed_forward == "swiglu":
+        return SwiGLU(config.width, config.inner, bias=config.bias)
+    return GELU(config.width, config.inner, bias=config.bias, approximate=config.gelu)

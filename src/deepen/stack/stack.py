@@ -1,0 +1,312 @@
+"""The native model: a bank of layers, a program that says which runs when, and a wiring between them.
+
+tokens -> embedding -> wiring.init -> tape -> wiring.readout -> final norm -> head -> logits
+
+one visit:   for each site of the visit
+read  = wiring.read(state, site)
+y     = layer[part](read)               norm and sublayer
+state = wiring.write(state, site, read, y, norm)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from deepen.errors import UsageError
+from deepen.program import (
+    Back,
+    Blend,
+    Enter,
+    Fork,
+    Gate,
+    Join,
+    Op,
+    Plan,
+    Program,
+    Record,
+    Run,
+    Visit,
+)  # fmt: skip
+from deepen.program.site import Site, sites
+from deepen.program.stored import stored_text
+from deepen.registry import lookup
+from deepen.stack.cache import Cache, PassSlot
+from deepen.stack.config import StackConfig
+from deepen.stack.counts import drawn_counts
+from deepen.stack.init import initialise
+from deepen.stack.layer import Layer, make_norm
+from deepen.stack.masks import PassMasks
+from deepen.stack.owned import Owned
+from deepen.stack.rotary import Rotary
+from deepen.stack.table import require
+from deepen.sublayers.contract import Context
+from deepen.wiring.base import Shape, State, Wiring
+
+# What a hook gets: where, what (`read`, `update` or `stream`) and the tensor; it may return another in its place.
+Hook = Callable[[Site, str, torch.Tensor], torch.Tensor | None]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a forward pass gives.
+
+    Attributes:
+        logits: (B, T, vocabulary), or of the last tokens alone when asked.
+        marks: the stream (B, T, D) at each label and exit of the program.
+        losses: what sublayers add to the training loss, by name, summed over sites.
+    """
+
+    logits: torch.Tensor
+    marks: dict[str, torch.Tensor] = field(default_factory=dict)
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """What one forward pass carries beside the state."""
+
+    tokens: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
+    masks: PassMasks
+    cache: Cache | None
+    shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Stack(nn.Module):
+    """A model whose depth is a program.
+
+    Args:
+        config: what to build; the stored configuration has a program without copies, which are layers of their own.
+        seed: of the initial values; None leaves torch's generator as it is.
+
+    Raises:
+        ProgramError: a program that does not fit the layers or the wiring.
+
+    Example:
+        >>> config = StackConfig(layers=4, program="0 (1-2)*2 3", width=64, heads=4)
+        >>> Stack(config, seed=0)(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 256])
+    """
+
+    def __init__(self, config: StackConfig, seed: int | None = 0) -> None:
+        super().__init__()
+        name, options = config.wiring_options
+        kind: Any = lookup(name).implementation
+        program = Program.identity(config.layers) if config.program is None else Program.parse(config.program)
+        written = program.plan(config.layers, ["af"] * config.layers)
+        require(written, name, kind)
+        windows = tuple(config.window_of(key.layer) for key in written.keys)
+        window = windows if len(set(windows)) > 1 else windows[0]
+        self.config = config.model_copy(
+            update={"layers": len(written.keys), "program": stored_text(written), "window": window}
+        )
+        self.written = written
+        self.visits_plan = Program.parse(self.config.program or "").plan(len(windows), ["af"] * len(windows))
+        self.sites = sites(self.visits_plan)
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
+        self.rotary = Rotary(config.head, config.rotary_base) if config.positions == "rotary" else None
+        self.layers = nn.ModuleList(Layer(config, window, kind) for window in windows)
+        shape = Shape(
+            width=config.width,
+            sites=[site for own in self.sites for site in own],
+            layers=len(windows),
+            visits=len(self.sites),
+            heads=config.heads,
+            kv_heads=config.kv_heads or config.heads,
+            head_width=config.head,
+            eps=config.eps,
+        )
+        self.wiring: Wiring = kind(shape, **options)
+        self.plan: Plan = self.wiring.plan(self.visits_plan)
+        self.owned = Owned(self.plan, self.layers, config.width, config.eps)
+        self.norm = make_norm(config) if kind.final else nn.Identity()
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+        self.checkpointing = False
+        self.hooks: list[Hook] = []
+        self._tapes: dict[tuple[tuple[int, int], ...], tuple[Op, ...]] = {}
+        self._read_by_others = {visit.slot for visit in self.plan.visits if visit.slot is not None and not visit.writes}
+        initialise(self, seed)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        *,
+        cache: Cache | None = None,
+        valid: torch.Tensor | None = None,
+        counts: Mapping[int, int] | None = None,
+        last: int | None = None,
+    ) -> Result:
+        """The logits of the next token at each position.
+
+        Args:
+            tokens: (B, T) ids; with a cache, those after the ones that it holds.
+            cache: keys and values of earlier tokens, from `new_cache`; the new ones are added to it.
+            valid: (B, T), False where a token is padding; None when none is. With a cache, of the new tokens.
+            counts: how often run-time loops run, by number; by default drawn in training where the program says how,
+                else the maximum.
+            last: give logits of so many last positions only.
+
+        Raises:
+            ProgramError: a count outside the range of its loop.
+            UsageError: more tokens than learned positions, or a cache that holds tokens of other loop counts.
+        """
+        chosen = self._counts(counts, cache)
+        past = 0 if cache is None else cache.length
+        x, pass_ = self._begin(tokens, cache, past, valid)
+        marks: dict[str, torch.Tensor] = {}
+        state = self._run(self._tape(chosen), self.wiring.init(x), pass_, marks)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        stream = marks["main"] if "main" in marks else self.wiring.readout(state)
+        if last is not None:
+            stream = stream[:, -last:]
+        return Result(self.head(self.norm(stream)), marks, pass_.losses)
+
+    def exit(self, marks: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        """The logits that the final norm and the head give at a mark.
+
+        Raises:
+            UsageError: the program has no such mark.
+        """
+        if name not in marks:
+            raise UsageError(f"no mark {name!r} was passed; the program has {', '.join(marks) or 'none'}")
+        return self.head(self.norm(marks[name]))
+
+    def new_cache(self, room: int = 64) -> Cache:
+        """An empty cache with room for so many tokens; it grows by itself."""
+        return Cache(self.plan.slots, room)
+
+    def on_site(self, hook: Hook) -> Callable[[], None]:
+        """Calls `hook(site, what, tensor)` with what each site reads, its update and, after it, the stream.
+
+        A tensor that it returns for `read` or `update` takes the place of the one that it got.
+
+        Returns:
+            A function that takes the hook away.
+        """
+        self.hooks.append(hook)
+        return lambda: self.hooks.remove(hook)
+
+    def _begin(
+        self, tokens: torch.Tensor, cache: Cache | None, past: int, valid: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Pass]:
+        """The embedding (B, T, D) and what the visits of this pass share."""
+        length, x = tokens.shape[1], self.embedding(tokens)
+        if cache is not None and (valid is not None or cache.valid is not None):
+            valid = cache.extended(valid, tokens)
+        positions = None if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        if self.positions is not None:
+            if past + length > self.config.context:
+                raise UsageError(
+                    f"{past + length} tokens, but the model has learned {self.config.context} positions; give it fewer"
+                )
+            where = torch.arange(past, past + length, device=tokens.device) if positions is None else positions
+            x = x + self.positions(where)
+        rotary = None if self.rotary is None else self.rotary(past, length, positions, x)
+        return x, Pass(tokens, rotary, PassMasks(length, past, self.config.causal, valid, tokens.device), cache)
+
+    def _run(self, tape: Sequence[Op], state: State, pass_: Pass, marks: dict[str, torch.Tensor]) -> State:
+        """The state after a tape."""
+        forks: list[tuple[State, list[State]]] = []
+        wiring, owned = self.wiring, self.owned
+        saves = self.checkpointing and self.training
+        for op in tape:
+            if isinstance(op, Run):
+                if saves and torch.is_grad_enabled():
+                    state, losses = checkpoint(self._visit, op.visit, state, pass_, use_reentrant=False)
+                else:
+                    state, losses = self._visit(op.visit, state, pass_)
+                for name, loss in losses.items():
+                    pass_.losses[name] = pass_.losses[name] + loss if name in pass_.losses else loss
+            elif isinstance(op, Fork):
+                forks.append((state, []))
+            elif isinstance(op, Back):
+                entry, branches = forks[-1]
+                branches.append(state)
+                state = entry
+            elif isinstance(op, Join):
+                entry, branches = forks.pop()
+                weight = 1.0 if op.comb == "sum" else 1 / (len(branches) + 1)
+                state = wiring.combine([entry, *branches, state], [weight] * (len(branches) + 1))
+            elif isinstance(op, Blend):
+                state = wiring.combine([forks.pop()[0], state], [op.scale])
+            elif isinstance(op, Gate):
+                entry, _ = forks.pop()
+                state = wiring.combine([entry, state], [owned.gate(op.own, wiring.readout(entry))])
+            elif isinstance(op, Enter):
+                state = wiring.change(state, owned.entry(op.own, marks))
+            elif isinstance(op, Record):
+                marks[op.name] = wiring.readout(state)
+        return state
+
+    def _visit(self, visit: Visit, state: State, pass_: Pass) -> tuple[State, dict[str, torch.Tensor]]:
+        """One visit: each part of the layer reads from the state and writes back; also the losses of its parts."""
+        total: dict[str, torch.Tensor] = {}
+        wiring, layer = self.wiring, self.layers[visit.key.layer]
+        for site in self.sites[visit.index]:
+            part: Any = layer.get_submodule(site.part)
+            read = wiring.read(state, site)
+            if self.hooks:
+                read = read._replace(u=self._hooked(site, "read", read.u))
+            context = Context(
+                site=site,
+                rotary=pass_.rotary,
+                masks=pass_.masks,
+                slot=self._slot(visit, pass_) if site.part == "a" else None,
+                adapters=self.owned.adapters(visit.lora, site.part),
+                tokens=pass_.tokens,
+                on_keys=wiring.on_keys(state, site) if site.part == "a" else None,
+            )
+            y, losses = part(read, context)
+            for name, loss in losses.items():
+                total[name] = total[name] + loss if name in total else loss
+            if self.hooks:
+                y = self._hooked(site, "update", y)
+            state = wiring.write(state, site, read, y, part.after)
+            if self.hooks:
+                self._hooked(site, "stream", wiring.readout(state))
+        return state, total
+
+    def _counts(self, counts: Mapping[int, int] | None, cache: Cache | None) -> tuple[tuple[int, int], ...]:
+        """How often each run-time loop runs in this pass."""
+        if counts is None and cache is not None and cache.counts is not None:
+            return cache.counts
+        chosen = dict(counts or {})
+        if counts is None and self.training and cache is None:
+            chosen = drawn_counts(self.plan)
+        found = tuple(sorted(chosen.items()))
+        if cache is not None:
+            if cache.counts is not None and cache.counts != found:
+                raise UsageError(
+                    f"the cache holds tokens of the loop counts {dict(cache.counts)}, not {chosen}; start a new cache"
+                )
+            cache.counts = found
+        return found
+
+    def _tape(self, counts: tuple[tuple[int, int], ...]) -> tuple[Op, ...]:
+        if counts not in self._tapes:
+            self._tapes[counts] = self.plan.tape(dict(counts))
+        return self._tapes[counts]
+
+    def _slot(self, visit: Visit, pass_: Pass) -> Any:
+        if visit.slot is None:
+            return None
+        if pass_.cache is not None:
+            return pass_.cache.slot(visit.slot, visit.writes, pass_.masks.new)
+        return PassSlot(pass_.shared, visit.slot, visit.writes) if visit.slot in self._read_by_others else None
+
+    def _hooked(self, site: Site, what: str, tensor: torch.Tensor) -> torch.Tensor:
+        for hook in self.hooks:
+            changed = hook(site, what, tensor)
+            tensor = tensor if changed is None else changed
+        return tensor

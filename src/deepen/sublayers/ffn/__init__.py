@@ -1,0 +1,1 @@
+"""Feed-forward sublayers, one file a method."""

@@ -1,0 +1,20 @@
+"""A linear map with the adapter that a visit gives it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from deepen.sublayers.contract import Context
+
+
+def linear(parent: nn.Module, name: str, x: torch.Tensor, context: Context, rows: slice | None = None) -> torch.Tensor:
+    """The map `name` of a sublayer on x: (..., in), with the visit's LoRA; `rows` takes some of its outputs alone."""
+    map_: nn.Linear = getattr(parent, name)
+    adapter = context.adapters.get(name)
+    if rows is None:
+        y = map_(x)
+        return y if adapter is None else y + adapter.scale * ((x @ adapter.a.T) @ adapter.b.T)
+    y = F.linear(x, map_.weight[rows], None if map_.bias is None else map_.bias[rows])
+    return y if adapter is None else y + adapter.scale * ((x @ adapter.a.T) @ adapter.b[rows].T)

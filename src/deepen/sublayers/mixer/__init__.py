@@ -1,0 +1,1 @@
+"""Mixers: sublayers that mix tokens, one file a method."""

@@ -1,0 +1,107 @@
+"""Softmax attention with grouped queries.
+
+    q = W_q u   k = W_k u   v = W_v u       [QK norm]  [rotary positions]
+    y = W_o softmax(q k^T / sqrt(d) + mask) v
+
+One matrix holds the rows of queries, keys and values, so that one product computes them. H query heads share R <= H
+heads of keys and values: Ainslie et al., arXiv:2305.13245. Rotary positions turn the pair (i, i + d/2) of each head: Su
+et al., arXiv:2104.09864. QK norm: an RMS norm over each head's width before the rotation, Henry et al.,
+arXiv:2010.04245.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from deepen.sublayers.contract import Context, Out, Read
+from deepen.sublayers.linear import linear
+
+
+class Attention(nn.Module):
+    """Attention with H query heads and R heads of keys and values.
+
+    Args:
+        width: D.
+        heads: H.
+        kv_heads: R, a divisor of H.
+        head_width: d.
+        window: a query sees itself and the window - 1 tokens before it; None sees all.
+        qk_norm: whether queries and keys are normalised by head.
+        bias: whether the rows of queries, keys and values have a bias.
+        out_bias: whether the output has one.
+        eps: of the QK norm.
+        scale: of the products; None is 1 / sqrt(d).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        *,
+        window: int | None = None,
+        qk_norm: bool = False,
+        bias: bool = False,
+        out_bias: bool = False,
+        eps: float = 1e-6,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+        self.window, self.scale = window, scale
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
+        self.out = nn.Linear(heads * head_width, width, bias=out_bias)
+        self.q_norm = nn.RMSNorm(head_width, eps=eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(head_width, eps=eps) if qk_norm else None
+
+    def forward(self, read: Read, context: Context) -> Out:
+        slot = context.slot
+        writes = slot is None or slot.writes
+        batch, length = read.u.shape[:2]
+        q, k, v = self._project(read, context, writes)
+        if context.on_keys is not None:
+            q, k, v = context.on_keys(q, k, v)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k) if writes else k
+        if context.rotary is not None:
+            q = rotated(q, *context.rotary)
+            k = rotated(k, *context.rotary) if writes else k
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if slot is not None:
+            k, v = slot.update(k, v) if writes else slot.read()
+        mask, causal = context.masks(self.window)
+        groups = self.heads // self.kv_heads
+        if length == 1 and groups > 1:
+            # The queries that share keys stand where tokens would: no key is repeated.
+            q = q.view(batch, self.kv_heads, groups, self.head_width)
+        else:
+            q = q.transpose(1, 2)
+            if groups > 1:
+                k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale)
+        y = y.reshape(batch, 1, -1) if length == 1 else y.transpose(1, 2).reshape(batch, length, -1)
+        return Out(linear(self, "out", y, context))
+
+    def _project(self, read: Read, context: Context, writes: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (B, T, H, d), keys and values (B, T, R, d); no keys and values where another visit writes them."""
+        d, h, r = self.head_width, self.heads, self.kv_heads
+        if not writes:
+            q = linear(self, "qkv", read.u, context, slice(h * d)).unflatten(-1, (h, d))
+            return q, q[..., :0, :], q[..., :0, :]
+        if read.k is None and read.v is None:
+            q, k, v = linear(self, "qkv", read.u, context).unflatten(-1, (h + 2 * r, d)).split((h, r, r), dim=-2)
+            return q, k, v
+        inputs = (read.u, read.u if read.k is None else read.k, read.u if read.v is None else read.v)
+        rows = (slice(h * d), slice(h * d, (h + r) * d), slice((h + r) * d, None))
+        q, k, v = (
+            linear(self, "qkv", x, context, own).unflatten(-1, (-1, d)) for x, own in zip(inputs, rows, strict=True)
+        )
+        return q, k, v
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions on x: (B, T, heads, d); `sin` has the sign of the first half already."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)

@@ -1,0 +1,112 @@
+"""Attention Residuals: a site reads a softmax over the outputs of the sites before it, in the place of their sum.
+
+    v_0 = embedding, v_i = output of site i - 1
+    p   = softmax_i(w . RMSNorm(v_i))          one query w a site, no 1 / sqrt(D)
+    u   = sum_i p_i v_i                        the values are not normalised
+    y   = F(norm(u))
+
+In blocks of `block` sites the sources are the embedding, the sums of the finished blocks, and the sum so far of the
+block that is being computed. The stack's readout has a query too. Queries are 0 at first, so every source has the same
+share. Parameters belong to sites; the first site has one source and so no query.
+
+Source: Kimi Team, Attention Residuals, arXiv:2603.15031.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from deepen.program.site import Site
+from deepen.registry import method
+from deepen.sublayers.contract import Read
+from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.history import History
+
+
+class Sources(NamedTuple):
+    """What a site can read.
+
+    Attributes:
+        history: the embedding and the finished blocks, of one site each in the full form.
+        inverse: 1 / RMS of each of them, each (B, T).
+        part: the sum so far of the block that is being computed, or None before its first site.
+        sites: how many sites that block has so far.
+    """
+
+    history: History
+    inverse: tuple[torch.Tensor, ...]
+    part: torch.Tensor | None
+    sites: int
+
+
+@method(
+    "attention-residuals",
+    family="wiring",
+    source="arXiv:2603.15031",
+    title="Attention Residuals",
+    mechanism="each site reads a softmax over earlier outputs, or over sums of blocks of them",
+    cost="about 2 multiply-adds a channel, source and site; all sources are kept",
+)
+class AttentionResiduals(Wiring):
+    """Softmax over depth in the place of the residual sum.
+
+    Args:
+        shape: what it is built for.
+        block: sites of a block; 1 is the full form.
+    """
+
+    equals = "Pre-LN: a mean of all sources is their sum over their number, which the norm takes away"
+    refuses: ClassVar[Mapping[str, str]] = {
+        "group": "its sources are outputs of one sequence of sites, and branches are none",
+        "scale": "its sources are outputs of sites, and a damped stretch is none",
+        "gate": "its sources are outputs of sites, and a gated stretch is none",
+        "entry": "a site reads a mix of outputs, not the stream that is changed at the entry",
+    }
+
+    def __init__(self, shape: Shape, *, block: int = 1) -> None:
+        super().__init__(shape)
+        self.block = block
+        # Of the sites from the second on, and of the readout.
+        self.queries = nn.Parameter(torch.empty(len(shape.sites), shape.width))
+        self.gains = nn.Parameter(torch.empty(len(shape.sites), shape.width))
+        self.reset()
+
+    def reset(self) -> None:
+        nn.init.zeros_(self.queries)
+        nn.init.ones_(self.gains)
+
+    def init(self, x: torch.Tensor) -> Sources:
+        room = 1 + -(-len(self.shape.sites) // self.block)
+        return Sources(History.start(x, room), (self._inverse(x),), None, 0)
+
+    def read(self, state: Sources, site: Site) -> Read:
+        return Read(self._mixed(state, site.index - 1))
+
+    def write(self, state: Sources, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> Sources:
+        part, sites = y if state.part is None else state.part + y, state.sites + 1
+        if sites < self.block:
+            return Sources(state.history, state.inverse, part, sites)
+        return Sources(state.history.push(part), (*state.inverse, self._inverse(part)), None, 0)
+
+    def readout(self, state: Sources) -> torch.Tensor:
+        return self._mixed(state, len(self.shape.sites) - 1)
+
+    def _inverse(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.rsqrt(x.float().square().mean(-1) + self.shape.eps)
+
+    def _mixed(self, state: Sources, index: int) -> torch.Tensor:
+        """The mix of a query over all sources; the only source itself where there is one."""
+        history, part = state.history, state.part
+        if part is None and len(history.sources) == 1:
+            return history.sources[0]
+        key = self.queries[index] * self.gains[index]
+        logits = history.dot(key).float() * torch.stack(state.inverse)
+        if part is None:
+            return history.mix(logits.softmax(0))
+        own = (part @ key).float() * self._inverse(part)
+        shares = torch.cat([logits, own.unsqueeze(0)]).softmax(0)
+        return history.mix(shares[:-1]) + (shares[-1].unsqueeze(-1) * part).to(part.dtype)

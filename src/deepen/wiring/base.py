@@ -1,0 +1,119 @@
+"""The contract of a wiring, and what wirings of one stream share.
+
+    state = wiring.init(x)                         x: (B, T, D), the embedding
+    read  = wiring.read(state, site)               what the sublayer sees, before its norm
+    state = wiring.write(state, site, read, y, norm)
+    x     = wiring.readout(state)                  before the final norm
+
+A state is never written to: each call returns a new one, so a visit can be computed again in the backward pass. Where a
+wiring has parameters, they belong to sites (visit and part), unless its file says otherwise.
+
+`before` and `after` say which norms a layer has for each of its parts: `before` is applied to what is read, `after` is
+handed to `write`. They belong to the layer, so turns of a loop share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import nn
+
+from deepen.program import Plan
+from deepen.program.site import Site
+from deepen.sublayers.contract import OnKeys, Read
+
+# A tensor or a nest of named tuples of tensors; each wiring has its own.
+State: TypeAlias = Any
+Norm: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a wiring is built for.
+
+    Attributes:
+        width: D.
+        sites: in execution order, every loop at its maximum.
+        layers: layers of the bank.
+        visits: visits, every loop at its maximum.
+        heads: query heads.
+        kv_heads: heads of keys and values.
+        head_width: width of a head.
+        eps: of the norms.
+    """
+
+    width: int
+    sites: Sequence[Site]
+    layers: int
+    visits: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    eps: float
+
+
+class Wiring(nn.Module):
+    """One stream x: (B, T, D), which is the state; the base of every wiring.
+
+    Class attributes:
+        before: whether a part's input is normalised.
+        after: whether a layer has a second norm for each part, which `write` applies.
+        final: whether the stack normalises what `readout` gives.
+        equals: what it equals at initialisation, in words; empty when nothing.
+        refuses: what of a program it cannot carry, each with the reason; see `deepen.wiring.table`.
+        dead: parameters that can have no gradient, as a pattern of names with the reason.
+    """
+
+    before: ClassVar[bool] = True
+    after: ClassVar[bool] = False
+    final: ClassVar[bool] = True
+    equals: ClassVar[str] = ""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    dead: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def reset(self) -> None:
+        """Gives its parameters their initial values; called once they have memory."""
+
+    def initialise(self, layers: Mapping[int, nn.Module]) -> None:
+        """Changes the initial values of the layers, after the recipe has set them."""
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan with the cache slots that this wiring gives its visits."""
+        return plan
+
+    def init(self, x: torch.Tensor) -> State:
+        """The state before the first site."""
+        return x
+
+    def read(self, state: State, site: Site) -> Read:
+        """What the sublayer at this site sees."""
+        return Read(state)
+
+    def write(self, state: State, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> State:
+        """The state with the output y: (B, T, D) of the site; `norm` is the layer's second norm for this part."""
+        raise NotImplementedError
+
+    def readout(self, state: State) -> torch.Tensor:
+        """The stream that the final norm and the head see."""
+        return state
+
+    def on_keys(self, state: State, site: Site) -> OnKeys | None:
+        """A hook on queries, keys and values of this site, or None."""
+        return None
+
+    def change(self, state: State, function: Callable[[torch.Tensor], torch.Tensor]) -> State:
+        """The state with a function of (..., D) applied to each stream: loop embeddings, norms, injection."""
+        return function(state)
+
+    def combine(self, states: Sequence[State], weights: Sequence[float | torch.Tensor]) -> State:
+        """states[0] + sum over the others of weight (state - states[0]), stream by stream: groups, scales and gates."""
+        first, *others = states
+        updates = [weight * (other - first) for weight, other in zip(weights, others, strict=True)]
+        return first + sum(updates[1:], updates[0])

@@ -1,0 +1,32 @@
+"""Post-LN: norm(x + F(x)), without a final norm.
+
+Source: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deepen.program.site import Site
+from deepen.registry import method
+from deepen.sublayers.contract import Read
+from deepen.wiring.base import Norm, Wiring
+
+
+@method(
+    "post-ln",
+    family="wiring",
+    source="arXiv:1706.03762",
+    title="Attention Is All You Need",
+    mechanism="norm(x + F(x)); no final norm",
+    cost="one norm less than Pre-LN",
+)
+class PostLN(Wiring):
+    """Every stream after the first site is an output of a norm."""
+
+    before = False
+    after = True
+    final = False
+
+    def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return norm(state + y)

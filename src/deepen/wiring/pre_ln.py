@@ -1,0 +1,30 @@
+"""Pre-LN: x + F(norm(x)). The reference that other wirings are compared with.
+
+Source: Xiong et al., On Layer Normalization in the Transformer Architecture, arXiv:2002.04745.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deepen.program.site import Site
+from deepen.registry import method
+from deepen.sublayers.contract import Read
+from deepen.wiring.base import Norm, Wiring
+
+
+@method(
+    "pre-ln",
+    family="wiring",
+    source="arXiv:2002.04745",
+    title="On Layer Normalization in the Transformer Architecture",
+    mechanism="x + F(norm(x))",
+    cost="nothing; the reference",
+)
+class PreLN(Wiring):
+    """The stream is the embedding and the sum of all outputs: with outputs of 0 it stays the embedding, bit for bit."""
+
+    equals = "itself"
+
+    def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return state + y
