@@ -38,13 +38,23 @@ if TYPE_CHECKING:
     from deepen.program import Program as Program
     from deepen.surgery.drop import drop as drop
     from deepen.surgery.drop import drop_block as drop_block
+    from deepen.surgery.expand import expand as expand
     from deepen.surgery.fuse import fuse as fuse
+    from deepen.surgery.learngene import expand_linear as expand_linear
+    from deepen.surgery.learngene import expand_stages as expand_stages
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.merge import merge as merge
     from deepen.surgery.parallel import parallel as parallel
     from deepen.surgery.replace import Calibration as Calibration
     from deepen.surgery.replace import replace_block as replace_block
     from deepen.surgery.report import Report as Report
+    from deepen.surgery.retrofit import retrofit as retrofit
+    from deepen.surgery.stack import growth_tokens as growth_tokens
+    from deepen.surgery.stack import stack as stack
+    from deepen.surgery.stack import stack_last as stack_last
+    from deepen.surgery.stack import stack_list as stack_list
+    from deepen.surgery.stack import stack_middle as stack_middle
+    from deepen.surgery.upscale import upscale as upscale
     from deepen.train.heal import Healed as Healed
     from deepen.train.heal import heal as heal
     from deepen.train.recipe import Recipe as Recipe
@@ -82,6 +92,16 @@ _LAZY = {
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
     "speed": "deepen.probe.speed:speed",
+    "expand": "deepen.surgery.expand:expand",
+    "expand_linear": "deepen.surgery.learngene:expand_linear",
+    "expand_stages": "deepen.surgery.learngene:expand_stages",
+    "growth_tokens": "deepen.surgery.stack:growth_tokens",
+    "retrofit": "deepen.surgery.retrofit:retrofit",
+    "stack": "deepen.surgery.stack:stack",
+    "stack_last": "deepen.surgery.stack:stack_last",
+    "stack_list": "deepen.surgery.stack:stack_list",
+    "stack_middle": "deepen.surgery.stack:stack_middle",
+    "upscale": "deepen.surgery.upscale:upscale",
     "open": "deepen.checkpoint.open:open_checkpoint",
 }
 
@@ -107,7 +127,11 @@ __all__ = [
     "drop_block",
     "evaluate_many",
     "evaluate_tasks",
+    "expand",
+    "expand_linear",
+    "expand_stages",
     "fuse",
+    "growth_tokens",
     "heal",
     "loop",
     "merge",
@@ -116,9 +140,15 @@ __all__ = [
     "parallel",
     "perplexity",
     "replace_block",
+    "retrofit",
     "score",
     "search",
     "speed",
+    "stack",
+    "stack_last",
+    "stack_list",
+    "stack_middle",
+    "upscale",
 ]
 
 
