@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deepen.adaptive.search.search import search as search
     from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
     from deepen.checkpoint.open import open_checkpoint as open
+    from deepen.probe.activations import activations as activations
     from deepen.probe.calibration import calibrate as calibrate
     from deepen.probe.distance import Distance as Distance
     from deepen.probe.distance import distance as distance
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from deepen.probe.trie import evaluate_many as evaluate_many
     from deepen.program import Plan as Plan
     from deepen.program import Program as Program
+    from deepen.surgery.activations import Activations as Activations
     from deepen.surgery.drop import drop as drop
     from deepen.surgery.drop import drop_block as drop_block
     from deepen.surgery.expand import expand as expand
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from deepen.surgery.learngene import expand_stages as expand_stages
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.merge import merge as merge
+    from deepen.surgery.narrow import narrow as narrow
     from deepen.surgery.parallel import parallel as parallel
     from deepen.surgery.replace import Calibration as Calibration
     from deepen.surgery.replace import replace_block as replace_block
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
+    "Activations": "deepen.surgery.activations:Activations",
     "Calibration": "deepen.surgery.replace:Calibration",
     "Checkpoint": "deepen.checkpoint.checkpoint:Checkpoint",
     "Difference": "deepen.probe.interval:Difference",
@@ -75,6 +79,7 @@ _LAZY = {
     "Scores": "deepen.probe.scores.base:Scores",
     "Speed": "deepen.probe.speed:Speed",
     "TaskScore": "deepen.probe.tasks:TaskScore",
+    "activations": "deepen.probe.activations:activations",
     "calibrate": "deepen.probe.calibration:calibrate",
     "distance": "deepen.probe.distance:distance",
     "drop": "deepen.surgery.drop:drop",
@@ -86,6 +91,7 @@ _LAZY = {
     "heal": "deepen.train.heal:heal",
     "loop": "deepen.surgery.loop:loop",
     "merge": "deepen.surgery.merge:merge",
+    "narrow": "deepen.surgery.narrow:narrow",
     "parallel": "deepen.surgery.parallel:parallel",
     "perplexity": "deepen.probe.perplexity:perplexity",
     "replace_block": "deepen.surgery.replace:replace_block",
@@ -106,6 +112,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Activations",
     "Calibration",
     "Checkpoint",
     "Difference",
@@ -121,6 +128,7 @@ __all__ = [
     "Speed",
     "TaskScore",
     "__version__",
+    "activations",
     "calibrate",
     "distance",
     "drop",
@@ -137,6 +145,7 @@ __all__ = [
     "merge",
     "open",
     "paired_difference",
+    "narrow",
     "parallel",
     "perplexity",
     "replace_block",

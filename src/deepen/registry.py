@@ -47,6 +47,7 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.merge",
     "deepen.surgery.fuse",
     "deepen.surgery.replace",
+    "deepen.surgery.narrow",
     "deepen.surgery.upscale",
     "deepen.surgery.expand",
     "deepen.surgery.stack",
