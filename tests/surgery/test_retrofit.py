@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_one_passage_is_the_program_without_the_dropped_layers(family: str, tmp_
     ck = checkpoint(tmp_path / family, family)
     looped, told = deepen.retrofit(ck, prelude=1, core=2, coda=1, turns=3)
     assert (told.after, told.dropped, told.shared) == ("0 (3-4)*1..3 5", (1, 2), ("3", "4"))
-    model = looped.load()
+    model: Any = looped.load()
     inputs = tiny_inputs(model, tokens=16)
     for count, same in ((1, "0 3-5"), (2, "0 3-4 3-5"), (3, "0 3-4 3-4 3-5")):
         model.deepen.set_counts(count)

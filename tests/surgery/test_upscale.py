@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_both_forms_give_48_layers_of_32_with_the_seam_between_23_and_8(tmp_path
 
 def test_training_a_copy_leaves_its_layer_alone(llama: Checkpoint) -> None:
     deep, _ = deepen.upscale(llama, drop=2)
-    model = deep.load()
+    model: Any = deep.load()
     layers = {str(key): model.model.layers._modules[child] for child, key in model.deepen.keys().items()}
     held = {name: each.detach().clone() for name, each in layers["2"].named_parameters()}
     model.requires_grad_(False)

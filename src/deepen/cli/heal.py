@@ -42,6 +42,9 @@ def heal(
     distil_hidden: Annotated[float, Parameter(help="Weight of the streams at marks of both programs.")] = 0.0,
     teacher: Annotated[str, Parameter(help="Another model to learn from.")] = "",
     teacher_program: Annotated[str, Parameter(help="The program of the teacher.")] = "",
+    turns: Annotated[int | None, Parameter(help="Draw the count of loops n..m in each step; the mean, less 1.")] = None,
+    turns_share: Annotated[float, Parameter(help="Share of the steps over which the mean rises from 1.")] = 0.25,
+    turns_shape: Annotated[Literal["linear", "1-sqrt"], Parameter(help="How the mean rises.")] = "linear",
     lr: Annotated[float, Parameter(help="The highest learning rate.")] = 1e-4,
     warmup: Annotated[int, Parameter(help="Steps over which the rate rises to it.")] = 10,
     weight_decay: Annotated[float, Parameter(help="Of AdamW; norms and biases have none.")] = 0.01,
@@ -75,6 +78,7 @@ def heal(
         The program to heal; the model's own when none is given.
     """
     from deepen.program import read_program
+    from deepen.train.curriculum import Curriculum
     from deepen.train.recipe import Recipe
 
     if teacher_program and not teacher:
@@ -119,6 +123,7 @@ def heal(
                 temperature=temperature,
                 hidden=distil_hidden,
                 teacher=master,
+                curriculum=Curriculum(mean=turns, share=turns_share, shape=turns_shape) if turns is not None else None,
                 context=context,
                 held_out=held_out,
                 held_out_tokens=held_out_tokens,

@@ -28,6 +28,7 @@ from deepen.errors import DataError, FamilyError, SaveError, UsageError, nearest
 from deepen.probe.interval import Difference, paired_difference
 from deepen.probe.perplexity import Evaluation, is_causal, perplexity
 from deepen.probe.scarce import lowering
+from deepen.train.curriculum import Curriculum, Turns, ranges
 from deepen.train.data import batches_of, split
 from deepen.train.log import Entry
 from deepen.train.loop import seeded, train
@@ -87,6 +88,7 @@ def heal(
     temperature: float = 1.0,
     hidden: float = 0.0,
     teacher: Checkpoint | None = None,
+    curriculum: Curriculum | None = None,
     context: int = 512,
     held_out: float = 0.1,
     held_out_tokens: int = 8192,
@@ -113,6 +115,7 @@ def heal(
         temperature: of the distillation.
         hidden: weight of the streams at marks that the program and the teacher's share.
         teacher: the checkpoint to learn from; None takes the original program of the same weights.
+        curriculum: how often run-time loops run in each step; None lets them run their maximum.
         context: tokens of a window.
         held_out: the share of the text, at its end, that is not trained on.
         held_out_tokens: tokens of it to read, at most.
@@ -146,6 +149,8 @@ def heal(
         raise UsageError("--dtype float16: small gradients become 0 in it; train in float32, with --autocast for speed")
     if held_out_tokens < context:
         raise UsageError(f"--held-out-tokens {held_out_tokens}: expected at least one window of {context} tokens")
+    if curriculum is not None:
+        ranges(ck.plan())
     teaches = bool(distil or hidden)
     chosen = _teacher(ck, teacher) if teaches else None
     tokenizer = ck.tokenizer()
@@ -187,6 +192,8 @@ def heal(
             "temperature": temperature, "distil_hidden": hidden, "dtype": dtype or "float32",
             "teacher": None if chosen is None else f"{chosen.where} {chosen.program}",
         }  # fmt: skip
+        if curriculum is not None:
+            settings |= curriculum.settings()
         trained = train(
             model,
             batches,
@@ -195,6 +202,7 @@ def heal(
             folder=work,
             resume=resume,
             settings=settings,
+            turns=curriculum and Turns(model, curriculum, steps=recipe.steps, seed=recipe.seed, tower=tower),
             evaluate=lambda: (found := evaluate()).nll / found.tokens,
             report=report,
         )

@@ -21,6 +21,7 @@ class Entry:
         lr: the learning rate.
         grad_norm: of the whole gradient, before it is clipped.
         tokens_per_second: that were trained on in this step.
+        turns: that were drawn for run-time loops, where they are.
         held_out: the loss on the held-out text after the update, in nats a token, where it was looked at.
     """
 
@@ -29,6 +30,7 @@ class Entry:
     lr: float
     grad_norm: float
     tokens_per_second: float
+    turns: int | None = None
     held_out: float | None = None
 
     def line(self) -> str:

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from deepen.errors import SaveError, UsageError
+from deepen.train.curriculum import Turns
 from deepen.train.log import Entry, Log
 from deepen.train.losses import Loss
 from deepen.train.optim import adamw, trained
@@ -64,6 +65,7 @@ def train(
     evaluate: Callable[[], float] | None = None,
     report: Report | None = None,
     selection: Selection | None = None,
+    turns: Turns | None = None,
 ) -> Trained:
     """Trains a module in place.
 
@@ -78,6 +80,7 @@ def train(
         evaluate: the held-out loss of the model in eval mode, in nats a token.
         report: called after every step.
         selection: what was selected of the model, where blocks of matrices are trained; it is not released.
+        turns: sets how often the run-time loops of the model run in each step; elsewhere they run their maximum.
 
     Raises:
         UsageError: nothing to train, states in the folder without `resume`, or a resume with other settings.
@@ -86,7 +89,7 @@ def train(
         Stopped: SIGTERM came; the state was saved first. After SIGINT it is KeyboardInterrupt.
         SaveError: the folder cannot be written; the last state is whole.
     """
-    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})}, selection)
+    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})}, selection, turns)
     with seeded(recipe.seed), _modes(model, recipe), signals() as came:
         done = run.begin(resume)
         started = time.perf_counter()
@@ -96,6 +99,7 @@ def train(
                 entry = run.step(step)
                 if evaluate is not None and recipe.eval_every and (step + 1) % recipe.eval_every == 0:
                     model.eval()
+                    run.rest()
                     entry = Entry(**{**vars(entry), "held_out": evaluate()})
                     model.train()
                 losses.append(entry.loss)
@@ -126,9 +130,11 @@ class _Run:
         folder: Path | None,
         settings: Mapping[str, Any],
         selection: Selection | None,
+        turns: Turns | None,
     ) -> None:
         self.model, self.batches, self.recipe, self.loss = model, batches, recipe, loss
         self.folder, self.settings, self.selection = folder, settings, selection
+        self.turns = turns
         self.parameters = trained(model)
         self.optimiser = adamw(model, recipe)
         self.device = next(iter(self.parameters.values())).device
@@ -152,6 +158,7 @@ class _Run:
 
     def end(self) -> None:
         """Closes the log; a folder in which nothing happened is removed."""
+        self.rest()
         if self.log is None:
             return
         self.log.close()
@@ -159,6 +166,11 @@ class _Run:
             self.log.path.unlink()
             with suppress(OSError):
                 self.log.path.parent.rmdir()
+
+    def rest(self) -> None:
+        """Lets run-time loops run their maximum, outside of steps."""
+        if self.turns is not None:
+            self.turns.rest()
 
     def step(self, step: int) -> Entry:
         """One update."""
@@ -171,6 +183,7 @@ class _Run:
             )
         if self.selection is not None:
             self.selection.before(step)
+        drawn = None if self.turns is None else self.turns.set(step)
         pieces = ids.chunk(self.recipe.accumulate)
         self.optimiser.zero_grad(set_to_none=True)
         losses = []
@@ -190,7 +203,7 @@ class _Run:
         if self.selection is not None:
             self.selection.after(step, self.optimiser)
         speed = ids.numel() / max(time.perf_counter() - started, 1e-9)
-        return Entry(step=step + 1, loss=loss, lr=rate, grad_norm=size, tokens_per_second=speed)
+        return Entry(step=step + 1, loss=loss, lr=rate, grad_norm=size, tokens_per_second=speed, turns=drawn)
 
     def _loss(self, piece: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.recipe.autocast):
