@@ -87,35 +87,28 @@ def test_a_step_runs_as_often_as_was_drawn_and_all_else_the_maximum(tmp_path: Pa
     assert '"turns"' in entries[0].line()
 
 
+def run(model: Any, folder: Path, mean: int = 4, **more: Any) -> None:
+    ids = tiny_inputs(model, batch=4)["input_ids"]
+    curriculum = Curriculum(mean=mean, share=0.5)
+    turns = Turns(model, curriculum, steps=8, seed=3, tower="text")
+    settings = curriculum.settings()
+    train(model, lambda _: ids, RECIPE, loss=CrossEntropy(), folder=folder, settings=settings, turns=turns, **more)
+
+
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    ends = []
-    for name in ("whole", "stopped"):
-        model = looped(tmp_path / name)
-        ids = tiny_inputs(model, batch=4)["input_ids"]
+    def stop(entry: Entry) -> None:
+        if entry.step == 5:
+            raise KeyboardInterrupt
 
-        def stop(entry: Entry, name: str = name) -> None:
-            if name == "stopped" and entry.step == 5:
-                raise KeyboardInterrupt
-
-        def run(model: Any, resume: bool = False, report: Any = None, mean: int = 4, place: str = name) -> None:
-            curriculum = Curriculum(mean=mean, share=0.5)
-            turns = Turns(model, curriculum, steps=8, seed=3, tower="text")
-            train(
-                model, lambda _: ids, RECIPE, loss=CrossEntropy(), folder=tmp_path / f"{place}.run", resume=resume,
-                settings=curriculum.settings(), turns=turns, report=report,
-            )  # fmt: skip
-
-        if name == "whole":
-            run(model)
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                run(model, report=stop)
-            model = looped(tmp_path / "again")
-            with pytest.raises(UsageError, match="turns_mean was 4, now 5"):
-                run(model, resume=True, mean=5)
-            run(model, resume=True)
-        ends.append(weights(model))
-    assert all(torch.equal(ends[0][name], each) for name, each in ends[1].items())
+    whole, stopped, again = (looped(tmp_path / name) for name in ("whole", "stopped", "again"))
+    run(whole, tmp_path / "whole.run")
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, tmp_path / "run", report=stop)
+    with pytest.raises(UsageError, match="turns_mean was 4, now 5"):
+        run(again, tmp_path / "run", mean=5, resume=True)
+    run(again, tmp_path / "run", resume=True)
+    ends = weights(whole)
+    assert all(torch.equal(ends[name], each) for name, each in weights(again).items())
 
 
 def test_heal_draws_counts_and_logs_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def heal(
     steps: Annotated[int | None, Parameter(help="Updates; 200 by default.")] = None,
     tokens: Annotated[int | None, Parameter(help="Tokens to train on, in place of --steps.")] = None,
     mode: Annotated[Literal["full", "lora", "layers"], Parameter(help="What is trained.")] = "full",
-    layers: Annotated[str, Parameter(help="Layers to train, such as 3,5-7; of --mode layers or lora.")] = "",
+    layers: Annotated[str, Parameter(help="Layers to train, such as 3,5-7 or 3!1; of --mode layers or lora.")] = "",
     rank: Annotated[int, Parameter(help="Of LoRA.")] = 8,
     keep_adapter: Annotated[bool, Parameter(negative="", help="Save LoRA beside the weights, not merged.")] = False,
     distil: Annotated[float, Parameter(help="Weight of the teacher's predictions, 0 to 1.")] = 0.0,
@@ -42,7 +42,9 @@ def heal(
     distil_hidden: Annotated[float, Parameter(help="Weight of the streams at marks of both programs.")] = 0.0,
     teacher: Annotated[str, Parameter(help="Another model to learn from.")] = "",
     teacher_program: Annotated[str, Parameter(help="The program of the teacher.")] = "",
-    turns: Annotated[int | None, Parameter(help="Draw the count of loops n..m in each step; the mean, less 1.")] = None,
+    turns: Annotated[
+        int | None, Parameter(help="Draw the count of loops n..m in each step: 1 and a number of this mean.")
+    ] = None,
     turns_share: Annotated[float, Parameter(help="Share of the steps over which the mean rises from 1.")] = 0.25,
     turns_shape: Annotated[Literal["linear", "1-sqrt"], Parameter(help="How the mean rises.")] = "linear",
     lr: Annotated[float, Parameter(help="The highest learning rate.")] = 1e-4,
@@ -157,19 +159,24 @@ def steps_of(steps: int | None, tokens: int | None, step_tokens: int) -> int:
     return math.ceil(tokens / max(1, step_tokens))
 
 
-def layer_numbers(text: str) -> tuple[int, ...]:
-    """The layers that `--layers` names, such as 3,5-7.
+def layer_numbers(text: str) -> tuple[int | str, ...]:
+    """The layers that `--layers` names, such as 3,5-7, and copies, such as 3!1.
 
     Raises:
         UsageError: not numbers, or a range that ends before it begins.
     """
     found: list[int] = []
+    copies: list[str] = []
     for piece in (piece.strip() for piece in text.split(",") if text):
         first, dash, last = piece.partition("-")
+        number, mark, label = piece.partition("!")
+        if mark and number.isdecimal() and label.replace("_", "").isalnum():
+            copies.append(piece)
+            continue
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UsageError(f"--layers {text}: expected numbers and ranges such as 3,5-7, got {piece!r}")
+            raise UsageError(f"--layers {text}: expected numbers, ranges and copies such as 3,5-7,3!1, got {piece!r}")
         found += range(int(first), int(last if dash else first) + 1)
-    return tuple(sorted(set(found)))
+    return *sorted(set(found)), *dict.fromkeys(copies)
 
 
 def reporter(step: Step, steps: int) -> Callable[[Entry], None]:

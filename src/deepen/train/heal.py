@@ -82,7 +82,7 @@ def heal(
     *,
     recipe: Recipe | None = None,
     mode: Mode = "full",
-    layers: Sequence[int] = (),
+    layers: Sequence[int | str] = (),
     rank: int = 8,
     distil: float = 0.0,
     temperature: float = 1.0,
@@ -109,7 +109,7 @@ def heal(
         output: a folder that does not exist yet.
         recipe: steps, rate, batch, seed ...
         mode: train all weights, LoRA beside every matrix, or the weights of `layers`.
-        layers: layers of the bank, for the modes `layers` and `lora`.
+        layers: layers of the bank, or single copies such as `3!1`, for the modes `layers` and `lora`.
         rank: of LoRA.
         distil: weight of the teacher's predictions, 0 to 1.
         temperature: of the distillation.
@@ -223,7 +223,7 @@ def heal(
     )
 
 
-def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[int], keep_adapter: bool) -> None:
+def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[int | str], keep_adapter: bool) -> None:
     """Refuses, before anything is read, what could only fail after the training."""
     if mode not in MODES:
         raise UsageError(f"--mode {mode!r} is unknown{nearest(mode, MODES)}; expected one of {', '.join(MODES)}")
