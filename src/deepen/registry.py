@@ -59,6 +59,12 @@ MODULES: tuple[str, ...] = (
     "deepen.adaptive.search.beam",
     "deepen.adaptive.search.evolution",
     "deepen.adaptive.search.mcts",
+    "deepen.train.selective.fisher",
+    "deepen.train.selective.inflection",
+    "deepen.train.selective.slices",
+    "deepen.train.selective.subnets",
+    "deepen.train.selective.languages",
+    "deepen.train.selective.entries",
 )
 
 

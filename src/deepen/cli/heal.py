@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,8 +21,29 @@ if TYPE_CHECKING:
     from deepen.train.heal import Healed
     from deepen.train.log import Entry
 
+Mode = Literal["full", "lora", "layers", "fim", "inflection", "slicefine", "losia", "slam", "spu"]
+
 # Lines of the training loss that a run prints, at most.
 LINES = 20
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Select:
+    """Options of the selective modes; without a value, that of the mode."""
+
+    count: Annotated[int | None, Parameter(help="Layers to choose; of --mode fim (3) or slam (6).")] = None
+    width: Annotated[int | None, Parameter(help="Of a slice; of --mode slicefine (8).")] = None
+    order: Annotated[
+        Literal["columns", "rows", "alternating", "random"] | None,
+        Parameter(help="How slices move; of --mode slicefine (columns)."),
+    ] = None
+    every: Annotated[int | None, Parameter(help="Steps to a move; of --mode slicefine (500) or losia (100).")] = None
+    share: Annotated[float | None, Parameter(help="Trained of a matrix; of --mode losia (0.125) or spu (0.1).")] = None
+    other: Annotated[tuple[str, ...], Parameter(negative="", help="Texts in other languages; of --mode slam.")] = ()
+
+
+SELECT = Select()
 
 
 def heal(
@@ -33,8 +55,10 @@ def heal(
     output: Annotated[str, Parameter(name=["--output", "-o"], help="A folder that does not exist yet.")],
     steps: Annotated[int | None, Parameter(help="Updates; 200 by default.")] = None,
     tokens: Annotated[int | None, Parameter(help="Tokens to train on, in place of --steps.")] = None,
-    mode: Annotated[Literal["full", "lora", "layers"], Parameter(help="What is trained.")] = "full",
-    layers: Annotated[str, Parameter(help="Layers to train, such as 3,5-7 or 3!1; of --mode layers or lora.")] = "",
+    mode: Annotated[Mode, Parameter(help="What is trained.")] = "full",
+    layers: Annotated[
+        str, Parameter(help="Layers to train, such as 3,5-7 or 3!1; of all modes but full, fim, inflection.")
+    ] = "",
     rank: Annotated[int, Parameter(help="Of LoRA.")] = 8,
     keep_adapter: Annotated[bool, Parameter(negative="", help="Save LoRA beside the weights, not merged.")] = False,
     distil: Annotated[float, Parameter(help="Weight of the teacher's predictions, 0 to 1.")] = 0.0,
@@ -62,12 +86,17 @@ def heal(
     eval_every: Annotated[int, Parameter(help="Steps between looks at the held-out text; 0 never.")] = 50,
     save_every: Annotated[int, Parameter(help="Steps between states on disk; 0 only at the end.")] = 50,
     resume: Annotated[bool, Parameter(negative="", help="Go on with the run of the same -o.")] = False,
+    select: Select = SELECT,
     common: Common = DEFAULT,
 ) -> None:
     """Train a cut, looped or merged checkpoint on your text, and save it as what it was.
 
     The last part of the text is held out; the loss on it is given before and after, with the difference and its 95 %
     interval over windows. --distil also learns from the whole model, or from --teacher.
+
+    --mode fim trains the layers with the largest Fisher information, inflection puts LoRA into the layers of narrow
+    attention and steep gradients, slicefine trains a moving slice of every matrix, losia moving subnets of them, slam
+    the feed-forwards of layers that differ between languages, spu single entries of the feed-forwards.
 
     While it runs, log and state are in DIR.healing; a run that was stopped or killed goes on with --resume. --dtype is
     the type to train in, float32 by default; the weights are saved in the type they had.
@@ -82,6 +111,7 @@ def heal(
     from deepen.program import read_program
     from deepen.train.curriculum import Curriculum
     from deepen.train.recipe import Recipe
+    from deepen.train.selective.choice import Choice
 
     if teacher_program and not teacher:
         raise UsageError("--teacher-program is about --teacher: name the model")
@@ -121,6 +151,14 @@ def heal(
                 mode=mode,
                 layers=layer_numbers(layers),
                 rank=rank,
+                choice=Choice(
+                    count=select.count,
+                    width=select.width,
+                    order=select.order,
+                    every=select.every,
+                    share=select.share,
+                    others=tuple(read_text(each) for each in select.other),
+                ),
                 distil=distil,
                 temperature=temperature,
                 hidden=distil_hidden,
@@ -203,6 +241,7 @@ def describe(healed: Healed, output: str) -> str:
     rows = [
         ("program", healed.program),
         ("trained", f"{amount(healed.parameters)} parameters, {healed.steps} steps, {amount(healed.tokens)} tokens"),
+        *([("layers", ", ".join(map(str, healed.layers)))] if healed.layers else []),
         ("held-out loss", f"{_loss(healed.before)} -> {_loss(healed.after)} nats a token"),
         ("difference", f"{moved.value:+.4f} ({moved.low:+.4f} to {moved.high:+.4f}, 95 %, {moved.windows} windows)"),
         ("perplexity", f"{amount(healed.before.perplexity)} -> {amount(healed.after.perplexity)}"),

@@ -35,14 +35,18 @@ from deepen.train.loop import seeded, train
 from deepen.train.losses import CrossEntropy, Distillation, Loss
 from deepen.train.recipe import Recipe
 from deepen.train.select import add_lora, select_layers
+from deepen.train.selective.choice import SELECTIVE, Choice, start
+from deepen.train.selective.inflection import inflection_layers
 from deepen.train.state import require_start
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
     from deepen.checkpoint.load import PreTrainedModel, PreTrainedTokenizerBase
 
-Mode = Literal["full", "lora", "layers"]
-MODES = ("full", "lora", "layers")
+Mode = Literal["full", "lora", "layers", "fim", "inflection", "slicefine", "losia", "slam", "spu"]
+MODES = ("full", "lora", "layers", *SELECTIVE)
+# The modes that put adapters beside the matrices.
+ADAPTED = ("lora", "inflection")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,7 @@ class Healed:
         steps: updates.
         tokens: tokens trained on.
         parameters: numbers trained.
+        layers: that were named or chosen; none where all are trained.
     """
 
     program: str
@@ -66,12 +71,13 @@ class Healed:
     steps: int
     tokens: int
     parameters: int
+    layers: tuple[int | str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for `json.dumps`."""
         parts = {name: getattr(self, name).to_json() for name in ("before", "after", "difference")}
         return {"program": self.program, **parts} | {
-            name: getattr(self, name) for name in ("steps", "tokens", "parameters")
+            name: getattr(self, name) for name in ("steps", "tokens", "parameters", "layers")
         }
 
 
@@ -84,6 +90,7 @@ def heal(
     mode: Mode = "full",
     layers: Sequence[int | str] = (),
     rank: int = 8,
+    choice: Choice | None = None,
     distil: float = 0.0,
     temperature: float = 1.0,
     hidden: float = 0.0,
@@ -108,9 +115,11 @@ def heal(
         text: its last part is held out.
         output: a folder that does not exist yet.
         recipe: steps, rate, batch, seed ...
-        mode: train all weights, LoRA beside every matrix, or the weights of `layers`.
-        layers: layers of the bank, or single copies such as `3!1`, for the modes `layers` and `lora`.
+        mode: train all weights, LoRA beside every matrix, the weights of `layers`, or what a selective mode chooses.
+        layers: layers of the bank, or single copies such as `3!1`, for all modes but `full`, `fim` and
+            `inflection`.
         rank: of LoRA.
+        choice: the options of the selective modes.
         distil: weight of the teacher's predictions, 0 to 1.
         temperature: of the distillation.
         hidden: weight of the streams at marks that the program and the teacher's share.
@@ -139,8 +148,9 @@ def heal(
         >>> cut = deepen.open("model").apply("0-17 23-27")                              # doctest: +SKIP
         >>> deepen.heal(cut, text, "healed", mode="lora", distil=0.9).difference        # doctest: +SKIP
     """
-    recipe, output = recipe or Recipe(), Path(output)
+    recipe, output, choice = recipe or Recipe(), Path(output), choice or Choice()
     _require_settings(ck, output, mode, layers, keep_adapter)
+    choice.require(mode, layers)
     work = output.with_name(f"{output.name}.healing")
     require_start(work, resume)
     if not 0 <= distil <= 1:
@@ -156,6 +166,9 @@ def heal(
     tokenizer = ck.tokenizer()
     learned, looked = split(text, held_out)
     batches = batches_of(tokenizer, learned, context=context, batch=recipe.batch, seed=recipe.seed)
+    if mode == "inflection":
+        with lowering(batch=recipe.batch, context=context):
+            layers = inflection_layers(ck, learned, context=context, device=device, dtype=dtype or "float32").layers
     model = ck.load(device=device)
     if not is_causal(model):
         raise FamilyError(f"{ck.where}: {type(model).__name__} has no causal head; heal trains models that have one")
@@ -180,16 +193,21 @@ def heal(
                 scored_from=batches.scored_from,
             )
         tower = ck.family.tower("").name
-        adapters = None
-        if mode == "lora":
+        adapters = selection = None
+        if mode in ADAPTED:
             with seeded(recipe.seed):
                 adapters = add_lora(model, rank, tower, layers)
         elif mode == "layers":
             select_layers(model, layers, tower)
+        elif mode in SELECTIVE:
+            selection, layers = start(
+                mode, choice, model, tokenizer, batches, tower=tower, layers=layers, batch=batch, seed=recipe.seed
+            )
         settings = {
             "model": ck.where, "program": str(ck.program), "text": batches.digest, "context": context, "mode": mode,
-            "layers": list(layers), "rank": rank if mode == "lora" else None, "distil": distil,
+            "layers": list(layers), "rank": rank if mode in ADAPTED else None, "distil": distil,
             "temperature": temperature, "distil_hidden": hidden, "dtype": dtype or "float32",
+            "choice": choice.settings(mode),
             "teacher": None if chosen is None else f"{chosen.where} {chosen.program}",
         }  # fmt: skip
         if curriculum is not None:
@@ -205,7 +223,10 @@ def heal(
             turns=curriculum and Turns(model, curriculum, steps=recipe.steps, seed=recipe.seed, tower=tower),
             evaluate=lambda: (found := evaluate()).nll / found.tokens,
             report=report,
+            selection=selection,
         )
+        if selection is not None:
+            selection.release()
         if adapters is not None and not keep_adapter:
             adapters.merge_and_unload(safe_merge=True)
         _round(model, stored)
@@ -220,6 +241,7 @@ def heal(
         steps=trained.steps,
         tokens=trained.steps * recipe.batch * context,
         parameters=trained.parameters,
+        layers=tuple(layers),
     )
 
 
@@ -231,8 +253,8 @@ def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[
         raise UsageError("--mode layers needs the layers to train: --layers 3,5")
     if mode == "full" and layers:
         raise UsageError("--layers is about --mode layers and --mode lora; name the mode or leave the layers out")
-    if keep_adapter and mode != "lora":
-        raise UsageError("--keep-adapter is about --mode lora; name the mode or leave it out")
+    if keep_adapter and mode not in ADAPTED:
+        raise UsageError("--keep-adapter is about --mode lora and --mode inflection; name the mode or leave it out")
     if ck.adapter is not None:
         raise UsageError(f"{ck.where} has an adapter in {ck.adapter}; merge it into the weights before healing")
     if os.path.lexists(output):
