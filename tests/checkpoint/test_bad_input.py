@@ -139,7 +139,7 @@ def test_malformed_program_points_at_the_column(folder: Path, program: str, colu
 
 
 @pytest.mark.parametrize(
-    "program", ["0 (1)[lora=4] 2", "0 (1-2)*2[emb]", "0 (1)*2[kv=last]", "0 {1|2}[comb=gate]", "0 1!rand"]
+    "program", ["0 (1)[p=0.1] 2", "0 (1-2)*2[res=1/2]", "0 (1)*2[kv=last]", "0 {1|2}[comb=gate]", "0 1!rand"]
 )
 def test_attributes_of_later_work_are_refused_by_name(folder: Path, program: str) -> None:
     changed = deepen.open(folder).apply(program)

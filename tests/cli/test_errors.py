@@ -65,7 +65,7 @@ CASES = {
     "a program cut short": (["apply", M, "0-2 (3", "-o", "{place}/new"], 1, ["program column", "^"]),
     "the second program": (["eval", M, "0-5", "0-6", *EVAL], 1, ["layer 6 does not exist"]),
     "no such program file": (["show", M, "@{place}/none.txt"], 1, ["none.txt"]),
-    "not executed": (["eval", M, "0-5[lora=2]", *EVAL], 1, ["lora"]),
+    "not executed": (["eval", M, "0-5[cap=1/2]", *EVAL], 1, ["cap"]),
     "a count outside": (["run", M, "(0-5)*1..2", "--prompt", "a", "--counts", "3"], 1, ["3"]),
     "missing text": (["eval", M, "--data", "{place}/no.txt"], 1, ["no.txt", "No such file"]),
     "a folder as text": (["eval", M, "--data", "{place}"], 1, ["cannot be read"]),

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from deepen.checkpoint.disk import DiskTower, check_tensors, read_towers
 from deepen.checkpoint.family import Family
-from deepen.checkpoint.layout import Layout, layout, refuse_attributes, refuse_sharing
+from deepen.checkpoint.layout import Layout, layout
 from deepen.checkpoint.original import original_program
+from deepen.checkpoint.owned import OwnedSet, owned_recipes, owned_sets
+from deepen.checkpoint.recipes import Recipe
+from deepen.checkpoint.refuse import refuse_attributes, refuse_sharing
 from deepen.checkpoint.skeleton import Skeleton
 from deepen.checkpoint.sources import Source
 from deepen.checkpoint.taps import refuse_taps
@@ -43,6 +46,7 @@ class Checkpoint:
         made: for each tower, how many layers at the end of its bank are computed ones (merged, fused ...).
         widths: for each tower, the feed-forward width of the stored layers that do not have that of the config.
         factors: for each tower, the stored layers with linear maps of two factors, and their ranks by path.
+        owned: the program whose own parameters (adapters, gates ...) are among the tensors; None when there are none.
     """
 
     where: str
@@ -57,6 +61,7 @@ class Checkpoint:
     made: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     factors: Mapping[str, Mapping[int, Mapping[str, int]]] = field(default_factory=dict)
+    owned: Program | None = None
 
     @property
     def depth(self) -> dict[str, int]:
@@ -81,6 +86,25 @@ class Checkpoint:
         modules = {tower.name: bank_modules(self, tower) for tower in self.family.towers}
         check_tensors(self.source.infos, self.skeleton, towers, modules, self.where)
         return towers
+
+    @cached_property
+    def sets(self) -> dict[str, dict[str, OwnedSet]]:
+        """For each tower, the parameters that its program owns beside the bank, by name.
+
+        Raises:
+            FamilyError: a layer or a stream of this family cannot have them.
+            ProgramError: a rank above that of every matrix.
+        """
+        return {tower.name: owned_sets(self, tower) for tower in self.family.towers}
+
+    @cached_property
+    def owned_tensors(self) -> dict[str, Recipe]:
+        """A recipe for each of their tensors by full name: from the files, else what it starts with.
+
+        Raises:
+            CheckpointError: the files lack a tensor of the program they were saved with.
+        """
+        return {name: recipe for tower in self.family.towers for name, recipe in owned_recipes(self, tower).items()}
 
     def apply(self, program: Program | str) -> Checkpoint:
         """The same bank under another program; towers that the program does not name keep theirs.
@@ -130,6 +154,7 @@ class Checkpoint:
             refuse_attributes(plan, tower, self.family.model_type)
             refuse_sharing(plan, self.skeleton.layers(tower), self.banks[tower.name], self.where)
             refuse_taps(self, tower)
+        self.sets  # noqa: B018  (what cannot be owned is refused where it is built)
 
     def cost(self, context: int = 1024) -> Cost:
         """Parameters, visits, FLOPs a token and cache bytes at `context` tokens, summed over the towers."""

@@ -24,9 +24,11 @@ from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.factored import Factored
 from deepen.checkpoint.family import Tower
+from deepen.checkpoint.owned import owned_names, owned_recipes, stream_width
+from deepen.checkpoint.owned_modules import feed_forward_names, part_maps
 from deepen.checkpoint.slabs import slab_of
 from deepen.checkpoint.sources import TensorInfo
-from deepen.checkpoint.widths import bank_modules
+from deepen.checkpoint.widths import bank_modules, sizes
 from deepen.program.cost import Cost, Ends, LayerCost, cost
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ def checkpoint_cost(ck: Checkpoint, context: int) -> Cost:
         total = found if total is None else _add(total, found)
     assert total is not None
     owned = {full for disk in ck.disk.values() for layer in disk.layers for full in layer.values()}
-    outside = ck.source.infos.keys() - owned - {full for disk in ck.disk.values() for full in disk.ahead}
+    for tower in ck.family.towers:
+        owned.update((*ck.disk[tower.name].ahead, *owned_names(ck, tower)))
+    outside = ck.source.infos.keys() - owned
     buffers = {name for name, _ in ck.skeleton.model.named_buffers()}
     params = total.params + sum(
         ck.source.infos[name].numel * kept_share(ck, name) for name in outside if name not in buffers
@@ -73,7 +77,8 @@ def tower_cost(ck: Checkpoint, tower: Tower, context: int) -> Cost:
         for name, full in disk.layers[key.layer].items()
         if name not in {buffer for buffer, _ in modules[key.layer].named_buffers()}
     )
-    return replace(found, params=stored)
+    own = sum(prod(recipe.shape) for recipe in owned_recipes(ck, tower).values())
+    return replace(found, params=stored + own)
 
 
 def layer_costs(ck: Checkpoint, tower: Tower) -> list[LayerCost]:
@@ -113,19 +118,17 @@ def _layer_cost(
     ck: Checkpoint, tower: Tower, layer: nn.Module, names: Mapping[str, str], caches: tuple[Any, ...]
 ) -> LayerCost:
     parts = tower.parts
-    feed_forward = {name for name in parts.feed_forward if name in layer._modules} if parts.kind != "whole" else set()
+    feed_forward = feed_forward_names(layer, parts)
     params = dict.fromkeys(parts.letters, 0)
     for name, full in names.items():
         letter = "f" if name.split(".")[0] in feed_forward and "f" in params else "a"
         params[letter] += ck.source.infos[full].numel
     flops = dict.fromkeys(parts.letters, 0.0)
-    linears: dict[str, list[tuple[int, int]]] = {letter: [] for letter in parts.letters}
+    linears = {letter: [sizes(each) for each in part_maps(layer, parts, letter).values()] for letter in parts.letters}
     for path, module in layer.named_modules():
         letter = "f" if path.split(".")[0] in feed_forward else "a"
         if isinstance(module, LINEAR):
             flops[letter] += 2.0 * module.weight.numel()
-            if isinstance(module, nn.Linear):
-                linears[letter].append((module.in_features, module.out_features))
         flops[letter] += 2.0 * _active_expert_values(module, ck)
     window, per_key = _window(caches), _flops_per_key(layer, tower, ck)
     return LayerCost(
@@ -135,7 +138,7 @@ def _layer_cost(
         cache=_slot_bytes(caches, _value_bytes(ck)),
         keys=Keys(window + 1 if window is not None else None),
         linears=linears,
-        width=getattr(ck.skeleton.config.get_text_config(), "hidden_size", 0) or 0,
+        width=stream_width(ck, tower),
     )
 
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
-
 from deepen import __version__
 from deepen.checkpoint.depth_fields import scope, select
 from deepen.checkpoint.disk import AHEAD, DiskTower, check_tensors, output_tensors
@@ -21,13 +19,14 @@ from deepen.checkpoint.factored import multiplied_out, needs_factors, stored_fac
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.original import spread
+from deepen.checkpoint.owned import folded, left_out, owned_names, refuse_baked
 from deepen.checkpoint.recipes import Copy, Recipe, Scaled
 from deepen.checkpoint.scaled_columns import ScaledQuery
 from deepen.checkpoint.skeleton import Skeleton, build_config, same_layers
 from deepen.checkpoint.slabs import cut_slab, slab_of
 from deepen.checkpoint.widths import refuse_widths
-from deepen.errors import CheckpointError, FamilyError, ProgramError, SaveError
-from deepen.program import Blend, Fork, Join, Plan, Record, Run, Visit
+from deepen.errors import CheckpointError, FamilyError, SaveError
+from deepen.program import Blend, Enter, Fork, Gate, Join, Plan, Record, Run, Visit
 from deepen.program.stored import stored_text
 
 if TYPE_CHECKING:
@@ -45,10 +44,12 @@ class NewLayer:
     Attributes:
         stored: the stored layer it comes from.
         factors: per part, what its output matrices and biases are multiplied by; 0 removes the part.
+        lora: the visit whose adapters are folded into it.
     """
 
     stored: int
     factors: Mapping[str, float] = field(default_factory=dict)
+    lora: Visit | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,10 @@ def layout(ck: Checkpoint, *, bake: bool = False) -> Layout:
             return _plain(ck, stored, "plain", [])
         except FamilyError as error:
             reasons.append(str(error))
-    return Layout("native", native_config(ck, plans), tensors_of(ck, stored), stored, tuple(reasons))
+    if left := left_out(ck):
+        reasons.append(left)
+    tensors = tensors_of(ck, stored) | ck.owned_tensors
+    return Layout("native", native_config(ck, plans), dict(sorted(tensors.items())), stored, tuple(reasons))
 
 
 def needs_deepen(plan: Plan, tower: Tower) -> str | None:
@@ -108,6 +112,9 @@ def needs_deepen(plan: Plan, tower: Tower) -> str | None:
     for op in plan.tape():
         if isinstance(op, (Fork, Join, Blend)):
             return "native form: the program has groups or scales"
+        if isinstance(op, (Enter, Gate)) or (isinstance(op, Run) and op.visit.lora is not None):
+            own = op.visit.lora if isinstance(op, Run) else op.own
+            return f"native form: the program owns parameters ({own.kind})" if own is not None else None
         if isinstance(op, Record):
             return f"native form: the program records the stream at {op.name!r}"
         if isinstance(op, Run) and len(op.visit.parts) < len(tower.parts.letters):
@@ -148,6 +155,10 @@ def _baked(ck: Checkpoint, plan: Plan, tower: Tower) -> tuple[tuple[NewLayer, ..
             notes.append(
                 f"scale {op.scale} of visit {visit.index} is folded into the output of {visit.key}.{visit.parts}"
             )
+        elif isinstance(op, (Enter, Gate)):
+            inside = _visits(ops[position:])[:1] if isinstance(op, Enter) else _visits(ops[stack.pop() : position])
+            refuse_baked(ck, tower, op.own, _name(inside))
+            notes.append(f"{op.own.kind} at {_name(inside)} changes nothing and is left out")
         elif isinstance(op, Record):
             notes.append(f"the mark {op.name!r} is left out: a plain model records nothing")
     for loop in plan.loops:
@@ -166,7 +177,9 @@ def _baked(ck: Checkpoint, plan: Plan, tower: Tower) -> tuple[tuple[NewLayer, ..
             notes.append(f"visit {visit.index}: part {letter} of layer {visit.key} is written with zero outputs")
         if plan.inits.get(visit.key) == "zero":
             factors = {"a": 0.0, "f": 0.0}
-        layers.append(NewLayer(visit.key.layer, factors))
+        if visit.lora is not None:
+            notes.append(f"visit {visit.index}: the adapters {visit.lora.name} are folded into layer {visit.key}")
+        layers.append(NewLayer(visit.key.layer, factors, visit if visit.lora is not None else None))
     return tuple(layers), notes
 
 
@@ -280,6 +293,7 @@ def tensors_of(
         for index, new in enumerate(layers[tower.name]):
             for name, recipe in _layer_tensors(ck, tower, disk, index, new, folds or {}).items():
                 tensors[f"{disk.prefix}.{index}.{name}"] = recipe
+        owned.update(owned_names(ck, tower))
     for name in infos.keys() - owned:
         tensors[name] = Copy(name, infos[name])
         for tower in ck.family.towers:
@@ -299,6 +313,8 @@ def _layer_tensors(
         if index == 0 and special in disk.layers[0]:
             names[special] = disk.layers[0][special]
     recipes: dict[str, Recipe] = {name: Copy(full, infos[full]) for name, full in names.items()}
+    if new.lora is not None:
+        recipes |= folded(ck, tower, new.lora, recipes)
     for letter, factor in new.factors.items():
         patterns = tower.parts.outputs.get(letter, ())
         if not patterns:
@@ -316,71 +332,3 @@ def _layer_tensors(
             if name.startswith(f"{module}."):
                 recipes[name] = ScaledQuery(recipes[name], 1.0 / (ck.banks[tower.name][new.stored] + 1))
     return recipes
-
-
-def refuse_attributes(plan: Plan, tower: Tower, family: str) -> None:
-    """Refuses what this back end does not execute yet, by name and column; nothing is ignored.
-
-    Raises:
-        ProgramError: an attribute or value that is parsed but not executed.
-        FamilyError: a part or a zero copy that the family cannot have.
-    """
-    executed = {"scale", "comb", "kv"}
-    for use in plan.uses:
-        if use.name not in executed:
-            raise ProgramError(f"{use.name!r} is not executed on checkpoints yet", plan.text, use.column)
-        if use.name == "kv" and use.value not in ("own", "first"):
-            raise ProgramError(
-                f"kv={use.value} is not executed on checkpoints yet; kv=own and kv=first are", plan.text, use.column
-            )
-        if use.name == "kv" and use.value == "first" and not tower.caches:
-            raise FamilyError(f"kv=first needs a cache, and the {tower.name} tower of {family} keeps none")
-        if use.name == "kv" and use.value == "first" and tower.parts.kind == "single":
-            raise FamilyError(f"kv=first shares keys and values between turns, which not every layer of {family} has")
-        if use.name == "comb" and use.value not in ("sum", "mean"):
-            raise ProgramError(
-                f"comb={use.value} is not executed on checkpoints yet; sum and mean are", plan.text, use.column
-            )
-    parts = tower.parts
-    for key, init in plan.inits.items():
-        if init == "rand":
-            raise ProgramError(f"the copy {key} with initial value 'rand' is not executed on checkpoints yet")
-        if init == "zero" and not parts.outputs:
-            raise FamilyError(f"{key} cannot be a zero copy: {parts.reason}")
-        if init == "zero" and parts.post_norm:
-            raise FamilyError(
-                f"{key} cannot be a zero copy: a layer of {family} changes the stream even where its parts add nothing "
-                "(a norm or a factor outside them)"
-            )
-    for visit in plan.visits:
-        if len(visit.parts) < len(parts.letters) and parts.kind == "whole":
-            raise FamilyError(f"visit {visit.index} asks for part {visit.parts!r} of layer {visit.key}, but a layer of "
-                              f"{family} is one piece: {parts.reason}")  # fmt: skip
-
-
-def refuse_sharing(plan: Plan, layers: nn.ModuleList, bank: Sequence[int], where: str) -> None:
-    """Refuses a layer that reuses keys and values which no visit before it keeps (Gemma 3n).
-
-    Raises:
-        FamilyError: names the visit, its layer, and the layers that keep what it needs.
-    """
-    roles = {key: _sharing(layers[bank[key.layer]]) for key in plan.keys}
-    kept: set[str] = set()
-    for visit in plan.visits:
-        role, kind = roles[visit.key]
-        if role == "reuse" and kind not in kept:
-            keepers = [str(index) for index, origin in enumerate(bank) if _sharing(layers[origin]) == ("store", kind)]
-            raise FamilyError(
-                f"{where}: visit {visit.index} of layer {visit.key} reuses the keys and values that a {kind} layer "
-                f"keeps, and no visit before it keeps them; visit layer {' or '.join(keepers) or '(none has them)'} "
-                "first"
-            )
-        if role == "store":
-            kept.add(kind)
-
-
-def _sharing(layer: nn.Module) -> tuple[str, str]:
-    """Whether a layer keeps its keys and values for later ones or reuses them, and for which kind of layer."""
-    attention = getattr(layer, "self_attn", None)
-    reuse, store = (getattr(attention, name, False) for name in ("is_kv_shared_layer", "store_full_length_kv"))
-    return "reuse" if reuse else "store" if store else "own", getattr(attention, "layer_type", "")

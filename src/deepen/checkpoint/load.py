@@ -22,6 +22,7 @@ from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.layout import Layout, NewLayer, bank_layers, tensors_of
 from deepen.checkpoint.live import LiveConfig
+from deepen.checkpoint.owned import owned_sets
 from deepen.checkpoint.skeleton import locate
 from deepen.checkpoint.slabs import install_slabs
 from deepen.checkpoint.visit import VisitList
@@ -131,7 +132,8 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
     originals: nn.ModuleList = getattr(owner, name)
     bank = ck.banks[tower.name]
     live = LiveConfig(model, owner, ck.family, tower, bank, len(originals), ck.where)
-    visits = VisitList(_bank(originals, tower, plan, ck), plan, tower, live)
+    sets = {name: owned.module() for name, owned in owned_sets(ck, tower).items()}
+    visits = VisitList(_bank(originals, tower, plan, ck), plan, tower, live, sets)
     setattr(owner, name, visits)
     install_slabs(model, tower, len(originals), visits, ck.where)
     for attribute, value in tower.neutral.items():
@@ -181,7 +183,7 @@ def load(
     ck.require_executable()
     plans = {tower.name: ck.plan(tower.name) for tower in ck.family.towers}
     banks = {name: bank_layers(plan) for name, plan in plans.items()}
-    recipes = tensors_of(ck, banks)
+    recipes = tensors_of(ck, banks) | ck.owned_tensors
     tensors = {name: recipe.compute(ck.source) for name, recipe in recipes.items()}
     with quiet():
         model, info = deepened(ck.skeleton.model_class).from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]

@@ -145,7 +145,9 @@ def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Sou
     program = original_program(base, family, banks)
     widths, factors = _widths(raw, banks, where), read_factors(raw, banks, where)
     opened = Checkpoint(where, folder, family, dict(base), source, banks, program, widths=widths, factors=factors)
-    return opened.apply(raw["program"])
+    applied = opened.apply(raw["program"])
+    owns = any(applied.plan(name).owned for name in banks)
+    return replace(applied, owned=applied.program) if owns else applied
 
 
 def _widths(raw: Mapping[str, Any], banks: Mapping[str, tuple[int, ...]], where: str) -> dict[str, dict[int, int]]:

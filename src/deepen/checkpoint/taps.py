@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from deepen.checkpoint.depth_fields import moved_features
 from deepen.checkpoint.family import Tower
 from deepen.errors import FamilyError
-from deepen.program import Blend, Fork, Join, Plan, Run
+from deepen.program import Blend, Fork, Gate, Join, Plan, Run
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ def _alone(plan: Plan) -> set[int]:
     for op in plan.tape():
         if isinstance(op, Fork):
             open_forks += 1
-        elif isinstance(op, (Join, Blend)):
+        elif isinstance(op, (Join, Blend, Gate)):
             open_forks -= 1
         elif isinstance(op, Run) and not open_forks:
             found.add(op.visit.index)

@@ -13,23 +13,22 @@ cache, and delegates every attribute to the layer. It never writes to the layer.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
-from deepen.checkpoint.family import Parts, Tower
+from deepen.checkpoint.family import Tower
 from deepen.checkpoint.live import LiveConfig
+from deepen.checkpoint.owned_modules import OWNED, Lora, branches, label, part_maps
 from deepen.checkpoint.slots import Shared, keep_slots, view
+from deepen.checkpoint.views import absent, adapted, seen_with
 from deepen.errors import DeepenError, FamilyError
-from deepen.program import Back, Blend, Fork, Join, Op, Plan, Record, Run, Turn, Visit
+from deepen.program import Back, Blend, Enter, Fork, Gate, Join, Op, Own, Plan, Record, Run, Turn, Visit
 
 CACHE_NAMES = ("cache", "past_key_values", "layer_past", "layer_state")
 # The stream at an open fork, and the branches that are finished.
@@ -52,13 +51,24 @@ class VisitList(nn.ModuleList):
         plan: the tower's plan.
         tower: the tower's family entry.
         live: the model's config, brought along whenever the tape changes.
+        sets: the parameters that the program owns, by their names; they become the child `owned`.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], plan: Plan, tower: Tower, live: LiveConfig) -> None:
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        plan: Plan,
+        tower: Tower,
+        live: LiveConfig,
+        sets: Mapping[str, nn.Module] = {},
+    ) -> None:
         self.entries: tuple[Entry, ...] = ()
         super().__init__()
         for index, layer in enumerate(layers):
             self.add_module(str(index), layer)
+        if sets:
+            self.add_module(OWNED, branches(sets))
+        self.sets = dict(sets)
         self.plan, self.tower, self.live = plan, tower, live
         self.state = Pass()
         self.marks: dict[str, torch.Tensor] = {}
@@ -89,7 +99,8 @@ class VisitList(nn.ModuleList):
     def _entries(self, tape: Sequence[Op], visits: Sequence[Visit]) -> Iterator[Entry]:
         """One entry a visit; operations before the first visit go with it, all others with the visit before them.
 
-        Where a class adds to the stream between layers, a group begins with the visit after it, to fork what was added.
+        Where a class adds to the stream between layers, what begins there (a group, a node with parameters of its
+        own) begins with the visit after it, so that it sees what was added.
         """
         ops = [op for op in tape if not isinstance(op, Turn)]
         first = next(index for index, op in enumerate(ops) if isinstance(op, Run))
@@ -100,7 +111,7 @@ class VisitList(nn.ModuleList):
                 before.append(opening)
                 after.append([])
                 opening = []
-            elif opening or (self.tower.joins and isinstance(op, Fork)):
+            elif opening or (self.tower.joins and isinstance(op, Fork | Enter)):
                 opening.append(op)
             else:
                 after[-1].append(op)
@@ -131,7 +142,7 @@ class VisitList(nn.ModuleList):
         return list(self.entries[index]) if isinstance(index, slice) else self.entries[index]
 
     def __repr__(self) -> str:
-        return f"VisitList({len(self.entries)} visits of {len(self._modules)} layers)"
+        return f"VisitList({len(self.entries)} visits of {len(self.plan.keys)} layers)"
 
     def begin(self, cache: Cache | None) -> None:
         """Opens a pass; a fresh cache is brought to one layer a slot, a cache of other loop counts is refused."""
@@ -168,7 +179,14 @@ class Entry:
         self.slot, self.shared, self.before, self.after = slot, shared, before, after
         parts = owner.tower.parts
         missing = "".join(letter for letter in parts.letters if letter not in visit.parts)
-        self.partial = without(self.layer, parts, missing) if missing else None
+        replaced = absent(self.layer, parts, missing)
+        if visit.lora is not None:
+            sets = owner.sets[visit.lora.name]
+            for path in part_maps(self.layer, parts, visit.parts):
+                lora = sets.get_submodule(label(path))
+                assert isinstance(lora, Lora)
+                replaced[path] = adapted(self.layer, path, lora)
+        self.own = seen_with(self.layer, replaced) if replaced else None
 
     def __repr__(self) -> str:
         return f"visit {self.index} of layer {self.visit.key}"
@@ -190,7 +208,7 @@ class Entry:
             args, kwargs = map_stream(args, kwargs, lambda stream: self._operate(self.before, stream))
         if owner.tower.caches:
             args, kwargs = self._own_slot(args, kwargs)
-        out = (self.partial or self.layer)(*args, **kwargs)
+        out = (self.own or self.layer)(*args, **kwargs)
         if not self.after:
             return out
         if isinstance(out, (tuple, list)):
@@ -216,11 +234,15 @@ class Entry:
         }
 
     def _operate(self, ops: Sequence[Op], stream: torch.Tensor) -> torch.Tensor:
-        return operate(ops, stream, self.owner.state.forks, self.owner.marks)
+        return operate(ops, stream, self.owner.state.forks, self.owner.marks, self.owner.sets)
 
 
 def operate(
-    ops: Sequence[Op], stream: torch.Tensor, forks: list[Forked], marks: dict[str, torch.Tensor]
+    ops: Sequence[Op],
+    stream: torch.Tensor,
+    forks: list[Forked],
+    marks: dict[str, torch.Tensor],
+    sets: Mapping[str, nn.Module] = {},
 ) -> torch.Tensor:
     """The stream after the operations of a tape that stand between two visits; open forks and marks are updated."""
     for op in ops:
@@ -238,76 +260,24 @@ def operate(
         elif isinstance(op, Blend):
             entry, _ = forks.pop()
             stream = entry + op.scale * (stream - entry)
+        elif isinstance(op, Gate):
+            entry, _ = forks.pop()
+            stream = entry + sets[op.own.name](entry) * (stream - entry)
+        elif isinstance(op, Enter):
+            stream = _entered(op.own, stream, marks, sets)
         elif isinstance(op, Record):
             marks[op.name] = stream
     return stream
 
 
-class Absent(nn.Module):
-    """Stands in for a part that a visit leaves out: adds nothing to the stream."""
-
-    def __init__(self, returns: int) -> None:
-        super().__init__()
-        self.returns = returns
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        stream = args[0] if args else kwargs["hidden_states"]
-        zeros = torch.zeros_like(stream)
-        return (zeros, *(None for _ in range(1, self.returns))) if self.returns > 1 else zeros
-
-
-def without(layer: nn.Module, parts: Parts, missing: str) -> nn.Module:
-    """A view of `layer`, sharing its parameters, submodules and hooks, whose parts `missing` add nothing.
-
-    Modes that transformers switches on the layer later (training, gradient checkpointing) are read from the layer.
-    """
-    view = object.__new__(_view_class(type(layer)))
-    modules = dict(layer._modules)
-    for name in (name for letter in missing for name in part_modules(layer, parts, letter)):
-        modules[name] = Absent(parts.returns.get(type(modules[name]).__name__) or _returned(layer, name))
-    state = {name: value for name, value in layer.__dict__.items() if name not in MODES}
-    # A tuple, so that the whole layer does not become a child of its own view.
-    view.__dict__.update(state, _modules=modules, whole=(layer,))
-    return view
-
-
-MODES = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
-
-
-@cache
-def _view_class(base: type[nn.Module]) -> type[nn.Module]:
-    modes = {name: property(lambda self, name=name: getattr(self.whole[0], name)) for name in MODES}
-    return type(base.__name__, (base,), {**modes, "__module__": base.__module__})
-
-
-def part_modules(layer: nn.Module, parts: Parts, letter: str) -> list[str]:
-    """The names of the submodules of `layer` that make up its part `a` or `f`."""
-    candidates = [names.split("+") for names in (parts.mixer if letter == "a" else parts.feed_forward)]
-    return next(names for names in candidates if all(name in layer._modules for name in names))
-
-
-def _returned(layer: nn.Module, name: str) -> int:
-    """How many values the part `name` of a layer returns: as many as the layer unpacks, else as it is annotated."""
-    for node in ast.walk(_tree(type(layer))):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and _calls(node.value, name):
-            return len(node.targets[0].elts)
-    part = type(layer.get_submodule(name))
-    annotation = inspect.signature(part.forward).return_annotation
-    if annotation is not inspect.Signature.empty:
-        return 2 if str(annotation).startswith(("tuple", "typing.Tuple", "Tuple")) else 1
-    returns = [node.value for node in ast.walk(_tree(part)) if isinstance(node, ast.Return)]
-    return max(len(value.elts) if isinstance(value, ast.Tuple) else 1 for value in returns)
-
-
-def _calls(node: ast.expr, name: str) -> bool:
-    """Whether an expression is `self.name(...)`."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
-
-
-@cache
-def _tree(kind: type[nn.Module]) -> ast.Module:
-    """The syntax tree of a forward, without its decorators."""
-    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(kind.forward))))
+def _entered(
+    own: Own, stream: torch.Tensor, marks: Mapping[str, torch.Tensor], sets: Mapping[str, nn.Module]
+) -> torch.Tensor:
+    if own.kind != "inject":
+        return sets[own.name](stream)
+    assert isinstance(own.value, tuple)
+    label, how = own.value
+    return stream + marks[label] if how == "add" else sets[own.name](torch.cat((stream, marks[label]), -1))
 
 
 def given_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:

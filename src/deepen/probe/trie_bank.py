@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepen.checkpoint.visit import Entry, Forked, VisitList, given_cache, map_stream, operate, without
+from deepen.checkpoint.views import without
+from deepen.checkpoint.visit import Entry, Forked, VisitList, given_cache, map_stream, operate
 from deepen.probe.once import read_once
 from deepen.probe.trie_tapes import Move, Step, moves_of, steps
 from deepen.program import Plan, Program
@@ -109,7 +110,7 @@ class Bank:
     @contextmanager
     def running(self, plan: Plan) -> Iterator[PreTrainedModel]:
         """The model as it runs this plan: with the loaded layers, or loaded anew where those do not do."""
-        if self.tower.first or any(init != "copy" for init in plan.inits.values()):
+        if self.tower.first or plan.owned or any(init != "copy" for init in plan.inits.values()):
             yield self.checkpoint.apply(plan.text).load(**self.options)
             return
         layers = [self.layer(key.layer) for key in plan.keys]

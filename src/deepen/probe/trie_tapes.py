@@ -60,9 +60,10 @@ class Branch:
 def moves_of(plan: Plan) -> tuple[Move, ...] | None:
     """What the plan does to the stream, loops at their maximum; None where a visit is more than its layer and parts.
 
-    That is so for a copy that does not start equal to its layer, and for keys and values shared between turns.
+    That is so for a copy that does not start equal to its layer, for keys and values shared between turns, and where
+    the program owns parameters.
     """
-    if any(init != "copy" for init in plan.inits.values()):
+    if plan.owned or any(init != "copy" for init in plan.inits.values()):
         return None
     if any(visit.slot is not None and not visit.writes for visit in plan.visits):
         return None

@@ -140,7 +140,7 @@ def watching(visits: VisitList, watcher: Watcher, parts: bool = False) -> Iterat
         watcher: see `Watcher`; it must not keep or change the tensors it gets.
         parts: whether to watch the parts too; only where the family's parts are separable modules.
     """
-    from deepen.checkpoint.visit import part_modules
+    from deepen.checkpoint.views import part_modules
 
     handles: list[Any] = []
     written: dict[str, torch.Tensor] = {}

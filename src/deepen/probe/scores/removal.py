@@ -68,7 +68,7 @@ class Removal(PassScore):
 
 def _left(reading: Reading, kept: Kept, visit: int, what: str) -> nn.Module | None:
     """What runs in place of a visit without the part `what`, or without all; None if it has nothing else to run."""
-    from deepen.checkpoint.visit import without
+    from deepen.checkpoint.views import without
     from deepen.probe.scores.replay import skipped
 
     entry = reading.visits.entries[visit]
