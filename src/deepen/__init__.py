@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from deepen.surgery.stack import stack_list as stack_list
     from deepen.surgery.stack import stack_middle as stack_middle
     from deepen.surgery.upscale import upscale as upscale
+    from deepen.surgery.widen import widen as widen
     from deepen.train.heal import Healed as Healed
     from deepen.train.heal import heal as heal
     from deepen.train.recipe import Recipe as Recipe
@@ -109,6 +110,7 @@ _LAZY = {
     "stack_middle": "deepen.surgery.stack:stack_middle",
     "upscale": "deepen.surgery.upscale:upscale",
     "open": "deepen.checkpoint.open:open_checkpoint",
+    "widen": "deepen.surgery.widen:widen",
 }
 
 __all__ = [
@@ -158,6 +160,7 @@ __all__ = [
     "stack_list",
     "stack_middle",
     "upscale",
+    "widen",
 ]
 
 

@@ -48,6 +48,7 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.fuse",
     "deepen.surgery.replace",
     "deepen.surgery.narrow",
+    "deepen.surgery.widen",
     "deepen.surgery.upscale",
     "deepen.surgery.expand",
     "deepen.surgery.stack",
