@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from deepen.errors import UsageError, nearest
 from deepen.registry import lookup, methods
@@ -87,6 +87,12 @@ class StackConfig(BaseModel):
         if unknown := next((option for option in table if option not in options), None):
             expected = f"it takes {', '.join(options)}" if options else "it takes none"
             raise ValueError(f"the wiring {name} has no option {unknown!r}{nearest(unknown, options)}; {expected}")
+        types = get_type_hints(lookup(name).implementation.__init__, include_extras=True)  # pyright: ignore
+        for option, given in table.items():
+            try:
+                TypeAdapter(types[option]).validate_python(given)
+            except ValidationError as error:
+                raise ValueError(f"the option {option} of the wiring {name}: {error.errors()[0]['msg']}") from None
         return value
 
     @model_validator(mode="after")
@@ -154,7 +160,8 @@ class StackConfig(BaseModel):
 
 
 def _told(error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
+    # a key that does not exist explains the one that is missing
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     path = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         return f"{where}: no key {path!r}{nearest(path, StackConfig.model_fields)}"

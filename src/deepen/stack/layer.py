@@ -32,8 +32,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: StackConfig, window: int | None, wiring: type[Wiring]) -> None:
         super().__init__()
-        self.a = Part(_attention(config, window), *_norms(config, wiring))
-        self.f = Part(_feed_forward(config), *_norms(config, wiring))
+        self.a = Part(_attention(config, window), *_norms(config, wiring, "a"))
+        self.f = Part(_feed_forward(config), *_norms(config, wiring, "f"))
 
 
 def make_norm(config: StackConfig) -> nn.Module:
@@ -43,8 +43,8 @@ def make_norm(config: StackConfig) -> nn.Module:
     return nn.LayerNorm(config.width, eps=config.eps)
 
 
-def _norms(config: StackConfig, wiring: type[Wiring]) -> tuple[nn.Module, nn.Module]:
-    before, after = (make_norm(config) if wanted else nn.Identity() for wanted in (wiring.before, wiring.after))
+def _norms(config: StackConfig, wiring: type[Wiring], part: str) -> tuple[nn.Module, nn.Module]:
+    before, after = (make_norm(config) if part in parts else nn.Identity() for parts in (wiring.before, wiring.after))
     return before, after
 
 

@@ -1,6 +1,6 @@
 """The native model: a bank of layers, a program that says which runs when, and a wiring between them.
 
-tokens -> embedding -> wiring.init -> tape -> wiring.readout -> final norm -> head -> logits
+tokens -> embedding -> wiring.init -> tape -> wiring.finish -> final norm -> head -> logits
 
 one visit:   for each site of the visit
 read  = wiring.read(state, site)
@@ -46,7 +46,7 @@ from deepen.stack.owned import Owned
 from deepen.stack.rotary import Rotary
 from deepen.stack.table import require
 from deepen.sublayers.contract import Context
-from deepen.wiring.base import Shape, State, Wiring
+from deepen.wiring.base import Earlier, Shape, State, Wiring
 
 # What a hook gets: where, what (`read`, `update` or `stream`) and the tensor; it may return another in its place.
 Hook = Callable[[Site, str, torch.Tensor], torch.Tensor | None]
@@ -75,6 +75,7 @@ class Pass:
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     masks: PassMasks
     cache: Cache | None
+    earlier: Earlier
     shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     losses: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -164,10 +165,11 @@ class Stack(nn.Module):
         past = 0 if cache is None else cache.length
         x, pass_ = self._begin(tokens, cache, past, valid)
         marks: dict[str, torch.Tensor] = {}
-        state = self._run(self._tape(chosen), self.wiring.init(x), pass_, marks)
+        state = self._run(self._tape(chosen), self.wiring.init(x, pass_.earlier), pass_, marks)
+        stream = marks["main"] if "main" in marks else self.wiring.finish(state)
         if cache is not None:
             cache.length += tokens.shape[1]
-        stream = marks["main"] if "main" in marks else self.wiring.readout(state)
+            cache.memory = pass_.earlier.kept or {}
         if last is not None:
             stream = stream[:, -last:]
         return Result(self.head(self.norm(stream)), marks, pass_.losses)
@@ -213,7 +215,10 @@ class Stack(nn.Module):
             where = torch.arange(past, past + length, device=tokens.device) if positions is None else positions
             x = x + self.positions(where)
         rotary = None if self.rotary is None else self.rotary(past, length, positions, x)
-        return x, Pass(tokens, rotary, PassMasks(length, past, self.config.causal, valid, tokens.device), cache)
+        new = None if valid is None else valid[:, -length:]
+        earlier = Earlier(new) if cache is None else Earlier(new, cache.memory, {})
+        masks = PassMasks(length, past, self.config.causal, valid, tokens.device)
+        return x, Pass(tokens, rotary, masks, cache, earlier)
 
     def _run(self, tape: Sequence[Op], state: State, pass_: Pass, marks: dict[str, torch.Tensor]) -> State:
         """The state after a tape."""

@@ -7,20 +7,8 @@ from typing import NamedTuple
 
 from deepen.errors import ProgramError
 from deepen.program import Blend, Enter, Gate, Join, Plan
-from deepen.wiring.base import Wiring
+from deepen.wiring.base import FEATURES, Wiring
 
-# What a program can ask of a wiring, in words.
-FEATURES = {
-    "loop": "a layer visited more than once",
-    "n..m": "loop counts chosen at run time",
-    "group": "branches that read one stream, `{P|Q}`",
-    "scale": "a damped update, `[scale=s]`",
-    "gate": "an update weighed by a parameter, `[gate=...]`",
-    "entry": "`emb` and `norm`, which act on the stream where a node begins",
-    "inject": "`inject`, which adds a recorded stream",
-    "lora": "adapters of single visits",
-    "kv": "cache slots that visits share, `kv=first` and others",
-}
 # What no stack executes, whatever its wiring.
 UNBUILT = ("res", "topo", "down", "cap", "route", "p", "when", "solve")
 
@@ -67,6 +55,8 @@ def require(plan: Plan, name: str, wiring: type[Wiring]) -> None:
             raise ProgramError(f"a stack does not execute {use.name!r}", plan.text, use.column)
         if use.name == "kv" and use.value == "mean":
             raise ProgramError("a stack does not execute kv=mean; use kv=first or kv=last", plan.text, use.column)
+        if use.name == "comb" and use.value == "gate":
+            raise ProgramError("a stack does not execute comb=gate; use sum or mean", plan.text, use.column)
         if use.where == "mark" and use.name in ("conf", "head", "norm") and use.value not in ("shared", float("inf")):
             raise ProgramError(f"a stack does not execute {use.name!r} of an exit", plan.text, use.column)
     for feature, column in wanted(plan):

@@ -15,15 +15,16 @@ Source: Kimi Team, Attention Residuals, arXiv:2603.15031.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
-from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.base import Earlier, Norm, Shape, Wiring, wide
 from deepen.wiring.history import History
 
 
@@ -65,9 +66,14 @@ class AttentionResiduals(Wiring):
         "scale": "its sources are outputs of sites, and a damped stretch is none",
         "gate": "its sources are outputs of sites, and a gated stretch is none",
         "entry": "a site reads a mix of outputs, not the stream that is changed at the entry",
+        "inject": "a site reads a mix of outputs, not the stream that is injected into",
+    }
+    marks: ClassVar[Mapping[str, str]] = {
+        "C": "the equations, blocks, queries of 0 at first",
+        "N": "the equality with Pre-LN of both forms",
     }
 
-    def __init__(self, shape: Shape, *, block: int = 1) -> None:
+    def __init__(self, shape: Shape, *, block: Annotated[int, Field(ge=1)] = 1) -> None:
         super().__init__(shape)
         self.block = block
         # Of the sites from the second on, and of the readout.
@@ -79,7 +85,7 @@ class AttentionResiduals(Wiring):
         nn.init.zeros_(self.queries)
         nn.init.ones_(self.gains)
 
-    def init(self, x: torch.Tensor) -> Sources:
+    def init(self, x: torch.Tensor, earlier: Earlier) -> Sources:
         room = 1 + -(-len(self.shape.sites) // self.block)
         return Sources(History.start(x, room), (self._inverse(x),), None, 0)
 
@@ -96,7 +102,7 @@ class AttentionResiduals(Wiring):
         return self._mixed(state, len(self.shape.sites) - 1)
 
     def _inverse(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.rsqrt(x.float().square().mean(-1) + self.shape.eps)
+        return torch.rsqrt(wide(x).square().mean(-1) + self.shape.eps)
 
     def _mixed(self, state: Sources, index: int) -> torch.Tensor:
         """The mix of a query over all sources; the only source itself where there is one."""
@@ -104,9 +110,9 @@ class AttentionResiduals(Wiring):
         if part is None and len(history.sources) == 1:
             return history.sources[0]
         key = self.queries[index] * self.gains[index]
-        logits = history.dot(key).float() * torch.stack(state.inverse)
+        logits = wide(history.dot(key)) * torch.stack(state.inverse)
         if part is None:
             return history.mix(logits.softmax(0))
-        own = (part @ key).float() * self._inverse(part)
+        own = wide(part @ key) * self._inverse(part)
         shares = torch.cat([logits, own.unsqueeze(0)]).softmax(0)
         return history.mix(shares[:-1]) + (shares[-1].unsqueeze(-1) * part).to(part.dtype)

@@ -1,22 +1,22 @@
 """The contract of a wiring, and what wirings of one stream share.
 
-    state = wiring.init(x)                         x: (B, T, D), the embedding
+    state = wiring.init(x, earlier)                x: (B, T, D), the embedding
     read  = wiring.read(state, site)               what the sublayer sees, before its norm
     state = wiring.write(state, site, read, y, norm)
-    x     = wiring.readout(state)                  before the final norm
+    x     = wiring.finish(state)                   before the final norm
 
 A state is never written to: each call returns a new one, so a visit can be computed again in the backward pass. Where a
 wiring has parameters, they belong to sites (visit and part), unless its file says otherwise.
 
-`before` and `after` say which norms a layer has for each of its parts: `before` is applied to what is read, `after` is
-handed to `write`. They belong to the layer, so turns of a loop share them.
+`before` and `after` name the parts of a layer that have a norm there: the one before is applied to what is read, the
+one after is handed to `write`. They belong to the layer, so turns of a loop share them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -28,6 +28,34 @@ from deepen.sublayers.contract import OnKeys, Read
 # A tensor or a nest of named tuples of tensors; each wiring has its own.
 State: TypeAlias = Any
 Norm: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+# What a program can ask of a wiring, in words.
+FEATURES = {
+    "loop": "a layer visited more than once",
+    "n..m": "loop counts chosen at run time",
+    "group": "branches that read one stream, `{P|Q}`",
+    "scale": "a damped update, `[scale=s]`",
+    "gate": "an update weighed by a parameter, `[gate=...]`",
+    "entry": "`emb` and `norm`, which act on the stream where a node begins",
+    "inject": "`inject`, which adds a recorded stream",
+    "lora": "adapters of single visits",
+    "kv": "cache slots that visits share, `kv=first` and others",
+}
+
+
+class Earlier(NamedTuple):
+    """What a wiring that looks back along the tokens needs to know of them.
+
+    Attributes:
+        valid: (B, T), which tokens of this pass are no padding; None when all are.
+        held: by site, what it kept of the tokens before this pass.
+        kept: by site, where it puts what the next pass will need; None when there is no cache.
+    """
+
+    valid: torch.Tensor | None = None
+    held: Mapping[int, torch.Tensor] = {}
+    kept: dict[int, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +82,38 @@ class Shape:
     head_width: int
     eps: float
 
+    @property
+    def blocks(self) -> float:
+        """Blocks of two sites, every turn of a loop counted: what constants that depend on depth are made of."""
+        return len(self.sites) / 2
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in single precision at least, for what half precision would spoil."""
+    return x if x.dtype == torch.float64 else x.float()
+
 
 class Wiring(nn.Module):
     """One stream x: (B, T, D), which is the state; the base of every wiring.
 
     Class attributes:
-        before: whether a part's input is normalised.
-        after: whether a layer has a second norm for each part, which `write` applies.
-        final: whether the stack normalises what `readout` gives.
-        equals: what it equals at initialisation, in words; empty when nothing.
-        refuses: what of a program it cannot carry, each with the reason; see `deepen.wiring.table`.
-        dead: parameters that can have no gradient, as a pattern of names with the reason.
+        before: the parts whose input is normalised.
+        after: the parts that have a second norm, which `write` applies.
+        final: whether the stack normalises what `finish` gives.
+        equals: how it equals the Pre-LN model of the same layers at initialisation; empty when it does not.
+        refuses: those of `FEATURES` that it cannot carry, each with the reason.
+        dead: parameters that can have no gradient, as a pattern of names with the reason; `name.3` is row 3 of `name`.
+        marks: how far each piece is backed: C in a public source, K general knowledge of the method, N an identity that
+            the tests check with numbers, R reconstructed or chosen here.
     """
 
-    before: ClassVar[bool] = True
-    after: ClassVar[bool] = False
+    before: ClassVar[str] = "af"
+    after: ClassVar[str] = ""
     final: ClassVar[bool] = True
     equals: ClassVar[str] = ""
     refuses: ClassVar[Mapping[str, str]] = {}
     dead: ClassVar[Mapping[str, str]] = {}
+    marks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -88,7 +129,7 @@ class Wiring(nn.Module):
         """The plan with the cache slots that this wiring gives its visits."""
         return plan
 
-    def init(self, x: torch.Tensor) -> State:
+    def init(self, x: torch.Tensor, earlier: Earlier) -> State:
         """The state before the first site."""
         return x
 
@@ -101,8 +142,12 @@ class Wiring(nn.Module):
         raise NotImplementedError
 
     def readout(self, state: State) -> torch.Tensor:
-        """The stream that the final norm and the head see."""
+        """The stream (B, T, D) that marks, gates and hooks see, at any place of the program."""
         return state
+
+    def finish(self, state: State) -> torch.Tensor:
+        """The stream that the final norm and the head see."""
+        return self.readout(state)
 
     def on_keys(self, state: State, site: Site) -> OnKeys | None:
         """A hook on queries, keys and values of this site, or None."""

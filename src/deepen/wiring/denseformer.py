@@ -3,24 +3,25 @@
     Y_i = sum_j alpha_ij X_j       X_0: embedding, X_j: what visit j - 1 left, before any averaging
 
 Averaged after every `period`-th visit, over every `dilation`-th source counted back from the newest; the newest has
-weight 1 at first and the others 0. A visit is an ordinary Pre-LN layer on Y_i. Weights belong to visits, so each turn of
-a loop has its own, and sources are visits too.
+weight 1 at first and the others 0. A visit is an ordinary Pre-LN layer on Y_i. Weights belong to visits, so each turn
+of a loop has its own, and sources are visits too.
 
 Source: Pagliardini et al., DenseFormer, arXiv:2402.02622.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
-from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.base import Earlier, Norm, Shape, Wiring
 from deepen.wiring.history import History
 
 
@@ -53,11 +54,17 @@ class DenseFormer(Wiring):
         "group": "its weights belong to one sequence of visits, and branches have none",
         "scale": "the outputs that it keeps are those of visits, and a damped stretch is none",
         "gate": "the outputs that it keeps are those of visits, and a gated stretch is none",
-        "entry": "a visit reads an average of outputs, not the stream that is changed at the entry",
         "n..m": "a skipped turn leaves no output, but the newest output has a weight of its own",
     }
+    marks: ClassVar[Mapping[str, str]] = {
+        "C": "the equation, period and dilation, initial weights",
+        "N": "the equality with Pre-LN, bit for bit, and the number of weights",
+        "R": "visits are the blocks, so turns of a loop have weights of their own",
+    }
 
-    def __init__(self, shape: Shape, *, period: int = 1, dilation: int = 1) -> None:
+    def __init__(
+        self, shape: Shape, *, period: Annotated[int, Field(ge=1)] = 1, dilation: Annotated[int, Field(ge=1)] = 1
+    ) -> None:
         super().__init__(shape)
         # the last site of each visit
         self.last = {site: visit for visit, site in {site.visit: site.index for site in shape.sites}.items()}
@@ -74,7 +81,7 @@ class DenseFormer(Wiring):
             nn.init.zeros_(weights)
             weights.data[-1] = 1
 
-    def init(self, x: torch.Tensor) -> Dense:
+    def init(self, x: torch.Tensor, earlier: Earlier) -> Dense:
         return Dense(x, History.start(x, self.shape.visits + 1))
 
     def read(self, state: Dense, site: Site) -> Read:
@@ -100,3 +107,7 @@ class DenseFormer(Wiring):
 
     def readout(self, state: Dense) -> torch.Tensor:
         return state.x
+
+    def change(self, state: Dense, function: Callable[[torch.Tensor], torch.Tensor]) -> Dense:
+        # What the next visit starts from; the outputs that are kept stay those of visits.
+        return Dense(function(state.x), state.history)

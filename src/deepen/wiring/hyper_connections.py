@@ -12,14 +12,19 @@ Source: Zhu et al., Hyper-Connections, arXiv:2409.19606.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
 import torch
+from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
 from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
-from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.base import Norm, Shape
+from deepen.wiring.streams import Streams
 
 
 @method(
@@ -30,7 +35,7 @@ from deepen.wiring.base import Norm, Shape, Wiring
     mechanism="n streams with learned read, mix and write weights at each site",
     cost="about n (n + 2) multiply-adds a channel and site, twice that when dynamic; n streams are kept",
 )
-class HyperConnections(Wiring):
+class HyperConnections(Streams):
     """n streams in the place of one; the state is (B, T, n, D).
 
     Args:
@@ -40,10 +45,18 @@ class HyperConnections(Wiring):
     """
 
     equals = "Pre-LN: all streams stay equal, and the final norm takes their number away"
+    dead: ClassVar[Mapping[str, str]] = {
+        "read_weights.0": "before the first site all streams are equal, and the norm takes the size of their sum away",
+    }
+    marks: ClassVar[Mapping[str, str]] = {
+        "C": "the update, its transpose and its initial values",
+        "N": "the equality with Pre-LN",
+        "R": "initial output matrices keep their scale: in which direction the paper moves it by sqrt(n) is not said",
+    }
 
-    def __init__(self, shape: Shape, *, streams: int = 4, dynamic: bool = True) -> None:
-        super().__init__(shape)
-        self.streams, self.dynamic = streams, dynamic
+    def __init__(self, shape: Shape, *, streams: Annotated[int, Field(ge=1)] = 4, dynamic: bool = True) -> None:
+        super().__init__(shape, streams)
+        self.dynamic = dynamic
         sites = len(shape.sites)
         self.read_weights = nn.Parameter(torch.empty(sites, streams))
         self.mix_weights = nn.Parameter(torch.empty(sites, streams, streams))
@@ -64,9 +77,6 @@ class HyperConnections(Wiring):
         if self.dynamic:
             nn.init.zeros_(self.maps)
             nn.init.constant_(self.scales, 0.01)
-
-    def init(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
 
     def read(self, state: torch.Tensor, site: Site) -> Read:
         reads, mixes, writes = self._weights(state, site.index)

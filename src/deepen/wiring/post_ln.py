@@ -5,6 +5,9 @@ Source: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 
 from deepen.program.site import Site
@@ -24,9 +27,13 @@ from deepen.wiring.base import Norm, Wiring
 class PostLN(Wiring):
     """Every stream after the first site is an output of a norm."""
 
-    before = False
-    after = True
+    before = ""
+    after = "af"
     final = False
+    marks: ClassVar[Mapping[str, str]] = {
+        "K": "the equation",
+        "N": "every stream after the first site has a root mean square of 1",
+    }
 
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
         return norm(state + y)

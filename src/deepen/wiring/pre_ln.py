@@ -5,6 +5,9 @@ Source: Xiong et al., On Layer Normalization in the Transformer Architecture, ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 
 from deepen.program.site import Site
@@ -25,6 +28,10 @@ class PreLN(Wiring):
     """The stream is the embedding and the sum of all outputs: with outputs of 0 it stays the embedding, bit for bit."""
 
     equals = "itself"
+    marks: ClassVar[Mapping[str, str]] = {
+        "K": "the equation",
+        "N": "the stream is the embedding and the sum of all outputs",
+    }
 
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
         return state + y

@@ -1,0 +1,24 @@
+"""Initial values of the matrices that a branch is proportional to: values, attention output and feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from deepen.wiring.base import Shape
+
+
+def multiply_branches(layers: Iterable[nn.Module], shape: Shape, factor: float) -> None:
+    """Multiplies the matrices of each layer that its output is proportional to; queries and keys stay as they are."""
+    values = (shape.heads + shape.kv_heads) * shape.head_width
+    with torch.no_grad():
+        for layer in layers:
+            attention: Any = layer.get_submodule("a.sublayer")
+            attention.qkv.weight[values:] *= factor
+            attention.out.weight *= factor
+            for map_ in layer.get_submodule("f.sublayer").children():
+                if isinstance(map_, nn.Linear):
+                    map_.weight.mul_(factor)
