@@ -9,7 +9,7 @@ computed before a tensor is read, and a save streams it like the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -140,19 +140,30 @@ def with_layer(
     Raises:
         FamilyError: the checkpoint has what no computed layer can have a share in.
     """
+    return with_layers(ck, tower, origin, [tensors], width)
+
+
+def with_layers(
+    ck: Checkpoint, tower: Tower, origin: int, layers: Sequence[Mapping[str, Recipe]], width: int | None = None
+) -> Checkpoint:
+    """The checkpoint with more layers behind its bank, all of one kind; see `with_layer`."""
     _refuse_shares(ck, tower)
-    number = ck.depth[tower.name]
+    numbers = range(ck.depth[tower.name], ck.depth[tower.name] + len(layers))
     prefix = ck.disk[tower.name].prefix
-    recipes = {f"{prefix}.{number}.{name}": recipe for name, recipe in tensors.items()}
+    recipes = {
+        f"{prefix}.{number}.{name}": recipe
+        for number, tensors in zip(numbers, layers, strict=True)
+        for name, recipe in tensors.items()
+    }
     width = ck.widths.get(tower.name, {}).get(origin) if width is None else width
-    widths = {} if width is None else {tower.name: {**ck.widths.get(tower.name, {}), number: width}}
+    widths = {} if width is None else {tower.name: {**ck.widths.get(tower.name, {}), **dict.fromkeys(numbers, width)}}
     known = ck.factors.get(tower.name, {})
-    factors = {tower.name: {**known, number: known[origin]}} if origin in known else {}
+    factors = {tower.name: {**known, **dict.fromkeys(numbers, known[origin])}} if origin in known else {}
     return replace(
         ck,
         source=ComputedSource(ck.source, recipes),
-        banks={**ck.banks, tower.name: (*ck.banks[tower.name], ck.banks[tower.name][origin])},
-        made={**ck.made, tower.name: ck.made.get(tower.name, 0) + 1},
+        banks={**ck.banks, tower.name: (*ck.banks[tower.name], *[ck.banks[tower.name][origin]] * len(layers))},
+        made={**ck.made, tower.name: ck.made.get(tower.name, 0) + len(layers)},
         widths={**ck.widths, **widths},
         factors={**ck.factors, **factors},
     )

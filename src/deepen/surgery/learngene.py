@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deepen.checkpoint.computed import Computed, layer_tensors, with_layer
+from deepen.checkpoint.computed import Computed, layer_tensors, with_layers
 from deepen.checkpoint.recipes import NUMBERS, Copy, Recipe
 from deepen.errors import FamilyError, UsageError
 from deepen.registry import method
@@ -72,11 +72,11 @@ def expand_linear(
     if depth < 1:
         raise UsageError(f"expand_linear: expected a depth of 1 or more, got {depth}")
     _require_alike(ck, found, base, slope)
-    first, made = ck.depth[found.name], ck
-    for layer in range(1, depth + 1):
-        made = with_layer(made, found, base, _on_line(ck, found, base, slope, (layer + offset) / depth))
+    shares = [(layer + offset) / depth for layer in range(1, depth + 1)]
+    wide = with_layers(ck, found, base, [_on_line(ck, found, base, slope, share) for share in shares])
+    first = ck.depth[found.name]
     layers = range(first, first + depth)
-    made = joined(made, tower, (), fresh(layers), ())
+    made = joined(wide, tower, (), fresh(layers), ())
     note = f"made layers {first} to {first + depth - 1} of layer {base} and shares of layer {slope}"
     merged = dict.fromkeys(layers, (base, slope))
     return made, report(ck, made, found.name, "expand-linear", note, merged=merged)
