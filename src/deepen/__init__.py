@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from deepen.surgery.learngene import expand_linear as expand_linear
     from deepen.surgery.learngene import expand_stages as expand_stages
     from deepen.surgery.loop import loop as loop
+    from deepen.surgery.lowrank import low_rank as low_rank
     from deepen.surgery.merge import merge as merge
     from deepen.surgery.narrow import narrow as narrow
     from deepen.surgery.parallel import parallel as parallel
@@ -91,6 +92,7 @@ _LAZY = {
     "fuse": "deepen.surgery.fuse:fuse",
     "heal": "deepen.train.heal:heal",
     "loop": "deepen.surgery.loop:loop",
+    "low_rank": "deepen.surgery.lowrank:low_rank",
     "merge": "deepen.surgery.merge:merge",
     "narrow": "deepen.surgery.narrow:narrow",
     "parallel": "deepen.surgery.parallel:parallel",
@@ -144,6 +146,7 @@ __all__ = [
     "growth_tokens",
     "heal",
     "loop",
+    "low_rank",
     "merge",
     "narrow",
     "open",

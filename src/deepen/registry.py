@@ -61,6 +61,7 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.fuse",
     "deepen.surgery.replace",
     "deepen.surgery.narrow",
+    "deepen.surgery.lowrank",
     "deepen.surgery.widen",
     "deepen.surgery.upscale",
     "deepen.surgery.expand",
