@@ -1,4 +1,4 @@
-"""Registers deepen's native form with transformers.
+"""Registers deepen's native form, and native stacks, with transformers.
 
     import deepen.hf
     model = AutoModelForCausalLM.from_pretrained("out")     # a folder that deepen saved in its native form
@@ -24,6 +24,7 @@ from transformers import (
 
 from deepen.checkpoint.layout import NATIVE_TYPE
 from deepen.checkpoint.open import open_checkpoint
+from deepen.checkpoint.stack_model import MODEL_TYPE, DeepenConfig, DeepenForCausalLM, DeepenModel
 from deepen.errors import UsageError
 
 
@@ -93,3 +94,7 @@ for auto in (
     AutoModelForSpeechSeq2Seq,
 ):
     auto.register(DeepenCheckpointConfig, DeepenCheckpointModel)
+
+AutoConfig.register(MODEL_TYPE, DeepenConfig)
+AutoModel.register(DeepenConfig, DeepenModel)
+AutoModelForCausalLM.register(DeepenConfig, DeepenForCausalLM)

@@ -11,7 +11,7 @@ from deepen.program.notation import Form
 from deepen.program.owned import Own
 from deepen.program.plan import LoopInfo, Plan, Use, Visit
 from deepen.program.program import Program, read_program
-from deepen.program.tape import Back, Blend, Enter, Fork, Gate, Join, Op, Record, Run, Turn
+from deepen.program.tape import Back, Blend, Enter, Fork, Gate, Grad, Join, Op, Record, Run, Turn
 from deepen.program.tree import Attr, Copy, Group, Index, Key, Loop, Mark, Node, Ref, Scope, Seq
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Fork",
     "Form",
     "Gate",
+    "Grad",
     "Group",
     "Index",
     "Join",

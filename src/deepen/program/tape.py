@@ -11,6 +11,7 @@
 | `Enter(own)` | a node begins that owns parameters: x = x + e, norm(x), or x joined with a recorded stream |
 | `Record(name, exit)` | remember x under the name |
 | `Turn(loop, turn)` | a turn of a loop whose count is chosen at run time begins |
+| `Grad(on)` | what follows carries no gradient, or does again: the early turns of `grad=k` |
 
 A node takes the stream through `inject`, `emb` and `norm` in this order, then through its body; `gate` and `scale` act
 on what all of that changed, `gate` inside `scale`. Only these, `comb`, `kv`, `lora` (on the visit) and marks are in the
@@ -92,7 +93,14 @@ class Turn:
     turn: int
 
 
-Op: TypeAlias = Run | Fork | Back | Join | Blend | Gate | Enter | Record | Turn
+@dataclass(frozen=True, slots=True)
+class Grad:
+    """What follows carries gradients again (`on`), or none until the Grad that closes this one."""
+
+    on: bool
+
+
+Op: TypeAlias = Run | Fork | Back | Join | Blend | Gate | Enter | Record | Turn | Grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +130,21 @@ def emit(node: Node, counts: Mapping[int, int], places: Places, turn: tuple[int,
             inner = _entered(emit(body, counts, places, turn), ("scope", node.number), places, turn)
             yield from _damped(inner, per_turn(node.attrs, "scale", 0))
         case Loop(body=body):
-            for count in range(counts.get(node.number, node.high)):
+            turns = counts.get(node.number, node.high)
+            kept = value_of(node.attrs, "grad")
+            cut = max(0, turns - kept) if isinstance(kept, int) else 0
+            if cut:
+                yield Grad(on=False)
+            for count in range(turns):
+                if cut and count == cut:
+                    yield Grad(on=True)
                 if node.low != node.high:
                     yield Turn(node.number, count)
                 passed = (*turn, count)
                 inner = _entered(emit(body, counts, places, passed), ("loop", node.number), places, passed)
                 yield from _damped(inner, per_turn(node.attrs, "scale", count))
+            if cut == turns > 0:
+                yield Grad(on=True)
 
 
 def mark_name(mark: Mark, turn: tuple[int, ...]) -> str:

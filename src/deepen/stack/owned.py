@@ -89,7 +89,7 @@ class Owned(nn.Module):
         gain = self._set(own)["gain"]
         return lambda x: F.rms_norm(x, gain.shape, gain, self.eps)
 
-    def gate(self, own: Own, x: torch.Tensor) -> torch.Tensor:
+    def factor(self, own: Own, x: torch.Tensor) -> torch.Tensor:
         """The factor (1), (D) or (..., 1) of an update of the stream x: (..., D)."""
         held = self._set(own)
         if "g" in held:

@@ -11,6 +11,7 @@ state = wiring.write(state, site, read, y, norm)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from deepen.program import (
     Enter,
     Fork,
     Gate,
+    Grad,
     Join,
     Op,
     Plan,
@@ -58,11 +60,13 @@ class Result:
 
     Attributes:
         logits: (B, T, vocabulary), or of the last tokens alone when asked.
+        stream: (B, T, D), after the final norm.
         marks: the stream (B, T, D) at each label and exit of the program.
         losses: what sublayers add to the training loss, by name, summed over sites.
     """
 
     logits: torch.Tensor
+    stream: torch.Tensor
     marks: dict[str, torch.Tensor] = field(default_factory=dict)
     losses: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -98,6 +102,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: StackConfig, seed: int | None = 0) -> None:
         super().__init__()
+        drawn = torch.random.get_rng_state()
         name, options = config.wiring_options
         kind: Any = lookup(name).implementation
         program = Program.identity(config.layers) if config.program is None else Program.parse(config.program)
@@ -137,6 +142,8 @@ class Stack(nn.Module):
         self._tapes: dict[tuple[tuple[int, int], ...], tuple[Op, ...]] = {}
         self._read_by_others = {visit.slot for visit in self.plan.visits if visit.slot is not None and not visit.writes}
         initialise(self, seed)
+        if seed is not None:
+            torch.random.set_rng_state(drawn)
 
     def forward(
         self,
@@ -155,7 +162,7 @@ class Stack(nn.Module):
             valid: (B, T), False where a token is padding; None when none is. With a cache, of the new tokens.
             counts: how often run-time loops run, by number; by default drawn in training where the program says how,
                 else the maximum.
-            last: give logits of so many last positions only.
+            last: give logits of so many last positions only; 0 gives none.
 
         Raises:
             ProgramError: a count outside the range of its loop.
@@ -170,9 +177,9 @@ class Stack(nn.Module):
         if cache is not None:
             cache.length += tokens.shape[1]
             cache.memory = pass_.earlier.kept or {}
-        if last is not None:
-            stream = stream[:, -last:]
-        return Result(self.head(self.norm(stream)), marks, pass_.losses)
+        stream = self.norm(stream)
+        read = stream if last is None else stream[:, tokens.shape[1] - last :]
+        return Result(self.head(read), stream, marks, pass_.losses)
 
     def exit(self, marks: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         """The logits that the final norm and the head give at a mark.
@@ -223,35 +230,51 @@ class Stack(nn.Module):
     def _run(self, tape: Sequence[Op], state: State, pass_: Pass, marks: dict[str, torch.Tensor]) -> State:
         """The state after a tape."""
         forks: list[tuple[State, list[State]]] = []
-        wiring, owned = self.wiring, self.owned
-        saves = self.checkpointing and self.training
+        without = 0
         for op in tape:
-            if isinstance(op, Run):
-                if saves and torch.is_grad_enabled():
-                    state, losses = checkpoint(self._visit, op.visit, state, pass_, use_reentrant=False)
-                else:
-                    state, losses = self._visit(op.visit, state, pass_)
-                for name, loss in losses.items():
-                    pass_.losses[name] = pass_.losses[name] + loss if name in pass_.losses else loss
-            elif isinstance(op, Fork):
-                forks.append((state, []))
-            elif isinstance(op, Back):
-                entry, branches = forks[-1]
-                branches.append(state)
-                state = entry
-            elif isinstance(op, Join):
-                entry, branches = forks.pop()
-                weight = 1.0 if op.comb == "sum" else 1 / (len(branches) + 1)
-                state = wiring.combine([entry, *branches, state], [weight] * (len(branches) + 1))
-            elif isinstance(op, Blend):
-                state = wiring.combine([forks.pop()[0], state], [op.scale])
-            elif isinstance(op, Gate):
-                entry, _ = forks.pop()
-                state = wiring.combine([entry, state], [owned.gate(op.own, wiring.readout(entry))])
-            elif isinstance(op, Enter):
-                state = wiring.change(state, owned.entry(op.own, marks))
-            elif isinstance(op, Record):
-                marks[op.name] = wiring.readout(state)
+            if isinstance(op, Grad):
+                without += -1 if op.on else 1
+                continue
+            with torch.no_grad() if without else nullcontext():
+                state = self._step(op, state, pass_, marks, forks)
+        return state
+
+    def _step(
+        self,
+        op: Op,
+        state: State,
+        pass_: Pass,
+        marks: dict[str, torch.Tensor],
+        forks: list[tuple[State, list[State]]],
+    ) -> State:
+        """The state after one operation; open forks and marks are updated."""
+        wiring, owned = self.wiring, self.owned
+        if isinstance(op, Run):
+            if self.checkpointing and self.training and torch.is_grad_enabled():
+                state, losses = checkpoint(self._visit, op.visit, state, pass_, use_reentrant=False)
+            else:
+                state, losses = self._visit(op.visit, state, pass_)
+            for name, loss in losses.items():
+                pass_.losses[name] = pass_.losses[name] + loss if name in pass_.losses else loss
+        elif isinstance(op, Fork):
+            forks.append((state, []))
+        elif isinstance(op, Back):
+            entry, branches = forks[-1]
+            branches.append(state)
+            state = entry
+        elif isinstance(op, Join):
+            entry, branches = forks.pop()
+            weight = 1.0 if op.comb == "sum" else 1 / (len(branches) + 1)
+            state = wiring.combine([entry, *branches, state], [weight] * (len(branches) + 1))
+        elif isinstance(op, Blend):
+            state = wiring.combine([forks.pop()[0], state], [op.scale])
+        elif isinstance(op, Gate):
+            entry, _ = forks.pop()
+            state = wiring.combine([entry, state], [owned.factor(op.own, wiring.readout(entry))])
+        elif isinstance(op, Enter):
+            state = wiring.change(state, owned.entry(op.own, marks))
+        elif isinstance(op, Record):
+            marks[op.name] = wiring.readout(state)
         return state
 
     def _visit(self, visit: Visit, state: State, pass_: Pass) -> tuple[State, dict[str, torch.Tensor]]:

@@ -16,5 +16,9 @@ def linear(parent: nn.Module, name: str, x: torch.Tensor, context: Context, rows
     if rows is None:
         y = map_(x)
         return y if adapter is None else y + adapter.scale * ((x @ adapter.a.T) @ adapter.b.T)
-    y = F.linear(x, map_.weight[rows], None if map_.bias is None else map_.bias[rows])
+    if type(map_) is nn.Linear:
+        y = F.linear(x, map_.weight[rows], None if map_.bias is None else map_.bias[rows])
+    else:
+        # something stands in its place, such as an adapter of PEFT
+        y = map_(x)[..., rows]
     return y if adapter is None else y + adapter.scale * ((x @ adapter.a.T) @ adapter.b[rows].T)
