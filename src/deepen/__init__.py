@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from deepen.surgery.merge import merge as merge
     from deepen.surgery.narrow import narrow as narrow
     from deepen.surgery.parallel import parallel as parallel
+    from deepen.surgery.relax import relax as relax
     from deepen.surgery.replace import Calibration as Calibration
     from deepen.surgery.replace import replace_block as replace_block
     from deepen.surgery.report import Report as Report
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from deepen.surgery.stack import stack_last as stack_last
     from deepen.surgery.stack import stack_list as stack_list
     from deepen.surgery.stack import stack_middle as stack_middle
+    from deepen.surgery.tie import tie as tie
     from deepen.surgery.upscale import upscale as upscale
     from deepen.surgery.widen import widen as widen
     from deepen.train.heal import Healed as Healed
@@ -97,6 +99,7 @@ _LAZY = {
     "narrow": "deepen.surgery.narrow:narrow",
     "parallel": "deepen.surgery.parallel:parallel",
     "perplexity": "deepen.probe.perplexity:perplexity",
+    "relax": "deepen.surgery.relax:relax",
     "replace_block": "deepen.surgery.replace:replace_block",
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
@@ -110,6 +113,7 @@ _LAZY = {
     "stack_last": "deepen.surgery.stack:stack_last",
     "stack_list": "deepen.surgery.stack:stack_list",
     "stack_middle": "deepen.surgery.stack:stack_middle",
+    "tie": "deepen.surgery.tie:tie",
     "upscale": "deepen.surgery.upscale:upscale",
     "open": "deepen.checkpoint.open:open_checkpoint",
     "widen": "deepen.surgery.widen:widen",
@@ -153,6 +157,7 @@ __all__ = [
     "paired_difference",
     "parallel",
     "perplexity",
+    "relax",
     "replace_block",
     "retrofit",
     "score",
@@ -162,6 +167,7 @@ __all__ = [
     "stack_last",
     "stack_list",
     "stack_middle",
+    "tie",
     "upscale",
     "widen",
 ]

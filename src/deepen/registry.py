@@ -60,6 +60,8 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.merge",
     "deepen.surgery.fuse",
     "deepen.surgery.replace",
+    "deepen.surgery.tie",
+    "deepen.surgery.relax",
     "deepen.surgery.narrow",
     "deepen.surgery.lowrank",
     "deepen.surgery.widen",

@@ -9,16 +9,19 @@ from random import Random
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 import deepen
 from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.family import Family, known_families
 from deepen.checkpoint.layer_cost import layer_costs
+from deepen.checkpoint.owned_modules import Joined, Lora, TokenFactor
 from deepen.checkpoint.reference import step_by_step
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
 from deepen.errors import DeepenError, ProgramError
-from deepen.program import Loop, Program
+from deepen.program import Ends, Key, Loop, Program
+from deepen.program import cost as plan_cost
 from deepen.program.format import format_node
 from deepen.program.tree import Node, rebuild
 from tests.laws.programs import random_program
@@ -295,3 +298,77 @@ def test_marks_hold_the_stream(tmp_path: Path) -> None:
     assert torch.equal(model.deepen.marks["start"], hidden[0])
     assert torch.equal(model.deepen.marks["middle"], hidden[3])
     assert torch.equal(model.model.norm(model.deepen.marks["end"]), hidden[-1])
+
+
+OWNING = "0 @e (1-2)*2[lora=3,emb,norm,gate=token,inject=e:concat] 3.f[lora=2] (4)[gate=vector,scale=1/2] 5"
+
+
+def owning(case: Case) -> PreTrainedModel:
+    """A model whose program owns parameters, after each of them has moved."""
+    model = case.checkpoint.apply(OWNING).load()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if ".owned." in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox"], indirect=True, scope="module")
+def test_parameters_of_the_program_keep_the_laws(case: Case, tmp_path: Path) -> None:
+    model = owning(case)
+    full = output_of(model, case.inputs)
+    assert difference(step_by_step(model, case.inputs, 5), full) <= CACHED
+    alone = [output_of(model, {name: value[row : row + 1] for name, value in case.inputs.items()}) for row in (0, 1)]
+    assert difference(torch.cat(alone), full) <= TOY
+    changed = case.inputs["input_ids"].clone()
+    changed[:, 12:] = (changed[:, 12:] + 7) % 90 + 4
+    assert difference(output_of(model, {**case.inputs, "input_ids": changed})[:, :12], full[:, :12]) <= TOY
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(output_of(deepen.open(tmp_path / "saved").load(), case.inputs), full)
+    model.train()(**case.inputs, use_cache=False).logits.square().mean().backward()
+    gradients = {name: each.grad for name, each in model.named_parameters() if ".owned." in name}
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
+    assert difference(case.run(OWNING), full) > 1e-3
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2"], indirect=True, scope="module")
+def test_i_parameters_of_the_program_are_counted(case: Case) -> None:
+    model = owning(case)
+    tokens = case.inputs["input_ids"].shape[1]
+    checkpoint = case.checkpoint.apply(OWNING)
+    cost = checkpoint.cost(tokens)
+    flops = [0.0]
+
+    def count(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        values = sum(each.numel() for each in module.parameters(recurse=False) if each.ndim == 2)
+        values += module.weight.numel() if isinstance(module, TokenFactor) else 0
+        flops[0] += 2.0 * values * (args[0].numel() // args[0].shape[-1]) / args[0].shape[:-1].numel()
+
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, Conv1D, Lora, Joined, TokenFactor)):
+            module.register_forward_hook(count)
+    output_of(model, case.inputs)
+    assert cost.params == sum(parameter.numel() for parameter in model.parameters())
+    plain = plan_cost(checkpoint.plan(), layer_costs(checkpoint, case.tower), Ends(params=0, flops=0.0), tokens)
+    own = sum(each.numel() for name, each in model.named_parameters() if ".owned." in name)
+    kept = sum(layer_costs(checkpoint, case.tower)[key.layer].params[part] for key, part in _visited(checkpoint))
+    assert plain.params - kept == own
+    layers = layer_costs(checkpoint, case.tower)
+    mixers = [layers[visit.key.layer] for visit in checkpoint.plan().visits if "a" in visit.parts]
+    attention = sum(layer.flops_per_key * layer.keys(tokens) for layer in mixers)
+    assert flops[0] == pytest.approx(cost.flops - attention, rel=1e-9)
+
+
+def _visited(checkpoint: Checkpoint) -> set[tuple[Key, str]]:
+    return {(visit.key, part) for visit in checkpoint.plan().visits for part in visit.parts}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["llama"], indirect=True, scope="module")
+def test_k_parameters_of_the_program_compile(case: Case) -> None:
+    torch._dynamo.reset()
+    model = owning(case)
+    expected = output_of(model, case.inputs, use_cache=False)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert difference(output_of(compiled, case.inputs, use_cache=False), expected) <= TOY

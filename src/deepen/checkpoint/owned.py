@@ -203,21 +203,42 @@ def folded(ck: Checkpoint, tower: Tower, visit: Visit, recipes: Mapping[str, Rec
     Raises:
         SaveError: the files hold a matrix under another name than the model has.
     """
-    assert visit.lora is not None
-    found, owned = ck.sets[tower.name][visit.lora.name], ck.owned_tensors
-    layer = bank_modules(ck, tower)[visit.key.layer]
     made: dict[str, Recipe] = {}
-    for path in found.modules:
+    for path, place in map_tensors(ck, tower, visit).items():
         name = f"{path}.weight"
         if name not in recipes:
             raise SaveError(
                 f"bake: the files of {ck.where} hold no {name} in layer {visit.key}, into which the adapter of visit "
                 f"{visit.index} could be folded; save without --bake"
             )
-        stem = f"{ck.disk[tower.name].prefix}.{OWNED}.{visit.lora.name}.{label(path)}"
-        turned = isinstance(layer.get_submodule(path), Conv1D)
-        made[name] = Folded(recipes[name], owned[f"{stem}.A"], owned[f"{stem}.B"], turned)
+        a, b = (ck.owned_tensors[place.tensors[letter][0]] for letter in "AB")
+        made[name] = Folded(recipes[name], a, b, place.turned)
     return made
+
+
+@dataclass(frozen=True)
+class AdapterPlace:
+    """Where the adapter of one linear map is stored.
+
+    Attributes:
+        tensors: for `A` and `B`, the full name and the shape.
+        turned: the matrix of the map is stored [in, out] (Conv1D).
+    """
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    turned: bool
+
+
+def map_tensors(ck: Checkpoint, tower: Tower, visit: Visit) -> dict[str, AdapterPlace]:
+    """Where the adapters of a visit are stored, by the path of the map inside the layer."""
+    assert visit.lora is not None
+    layer = bank_modules(ck, tower)[visit.key.layer]
+    places = {}
+    for path, module in ck.sets[tower.name][visit.lora.name].modules.items():
+        stem = f"{ck.disk[tower.name].prefix}.{OWNED}.{visit.lora.name}.{label(path)}"
+        tensors = {name: (f"{stem}.{name}", tuple(tensor.shape)) for name, tensor in module.named_parameters()}
+        places[path] = AdapterPlace(tensors, isinstance(layer.get_submodule(path), Conv1D))
+    return places
 
 
 def refuse_baked(ck: Checkpoint, tower: Tower, own: Own, visit: str) -> None:

@@ -77,6 +77,8 @@ def adapted(layer: nn.Module, path: str, lora: Lora) -> nn.Module:
     view = _view(base, _adapted_class(type(base)), dict(base._modules))
     # Tuples, so that neither becomes a child of the view. The map is looked up anew in each call: it may be replaced.
     view.__dict__.update(place=(holder, name), lora=(lora,))
+    # Hooks belong to the map, which the view calls; shared, they would run twice.
+    view.__dict__.update({each: type(hooks)() for each, hooks in base.__dict__.items() if each.endswith("_hooks")})
     return view
 
 

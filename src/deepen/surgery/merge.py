@@ -84,8 +84,10 @@ def merge(
         raise UsageError(
             f"merge: layer {partial.first} is visited in part ({partial.parts}); a merged layer is visited in full"
         )
-    _require_alike(ck, found, layers)
-    tensors = {name: _merged(ck, found, layers, name, how, weight) for name in layer_tensors(ck, found, layers[0])}
+    require_alike(ck, found, layers)
+    tensors = {
+        name: merged_tensor(ck, found, layers, name, how, weight) for name in layer_tensors(ck, found, layers[0])
+    }
     number = ck.depth[found.name]
     made = joined(with_layer(ck, found, layers[0], tensors), tower, before, str(number), after)
     told = f"merged layers {', '.join(map(str, layers))} into layer {number} by {how}"
@@ -93,8 +95,8 @@ def merge(
     return made, report(ck, made, found.name, "merge", note, merged={number: tuple(layers)})
 
 
-def _require_alike(ck: Checkpoint, tower: Tower, layers: Sequence[int]) -> None:
-    """Refuses layers that are not of one kind.
+def require_alike(ck: Checkpoint, tower: Tower, layers: Sequence[int], mixed: bool = True) -> None:
+    """Refuses layers that are not of one kind, and, where their weights are `mixed`, layers with experts.
 
     Raises:
         FamilyError: names the layers and what differs.
@@ -105,7 +107,7 @@ def _require_alike(ck: Checkpoint, tower: Tower, layers: Sequence[int]) -> None:
     modules = bank_modules(ck, tower)
     names = [layer_tensors(ck, tower, layer).keys() for layer in layers]
     for layer, own in zip(layers, names, strict=True):
-        if experts := next((name for name in sorted(own) if "expert" in name), None):
+        if mixed and (experts := next((name for name in sorted(own) if "expert" in name), None)):
             raise FamilyError(
                 f"{ck.where}: layer {layer} has experts ({experts}), which stand in another order in each layer; "
                 "merging them expert by expert would mix unrelated ones"
@@ -116,11 +118,12 @@ def _require_alike(ck: Checkpoint, tower: Tower, layers: Sequence[int]) -> None:
             name = differing[0] if differing else min(own ^ names[0])
             raise FamilyError(
                 f"{ck.where}: layers {layers[0]} and {layer} are of different kinds: {name or 'its class'} is "
-                f"{one.get(name)!r} in one and {other.get(name)!r} in the other; only layers of one kind can be merged"
+                f"{one.get(name)!r} in one and {other.get(name)!r} in the other; only layers of one kind can be one"
             )
 
 
-def _merged(ck: Checkpoint, tower: Tower, layers: Sequence[int], name: str, how: How, weight: float) -> Recipe:
+def merged_tensor(ck: Checkpoint, tower: Tower, layers: Sequence[int], name: str, how: How, weight: float) -> Recipe:
+    """The recipe of a tensor of several layers, by its name inside them."""
     from deepen.checkpoint.widths import bank_modules
 
     infos = ck.source.infos
