@@ -124,7 +124,7 @@ def test_bad_input(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["slicefine", "losia"])
 def test_a_killed_run_goes_on_to_the_same_weights(folder: Path, tmp_path: Path, mode: str) -> None:
-    more = ["--mode", mode, "--every", "7", "--steps", "120", "--save-every", "5"]
+    more = ["--mode", mode, "--every", "7", "--steps", "40", "--save-every", "5"]
     usual = command(folder, tmp_path / "healed", *more)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([sys.executable, "-m", "deepen", *usual], stderr=subprocess.PIPE, env=env)
