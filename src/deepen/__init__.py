@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from deepen.surgery.fuse import fuse as fuse
     from deepen.surgery.learngene import expand_linear as expand_linear
     from deepen.surgery.learngene import expand_stages as expand_stages
+    from deepen.surgery.layermerge import layer_merge as layer_merge
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.lowrank import low_rank as low_rank
     from deepen.surgery.merge import merge as merge
@@ -93,6 +94,7 @@ _LAZY = {
     "paired_difference": "deepen.probe.interval:paired_difference",
     "fuse": "deepen.surgery.fuse:fuse",
     "heal": "deepen.train.heal:heal",
+    "layer_merge": "deepen.surgery.layermerge:layer_merge",
     "loop": "deepen.surgery.loop:loop",
     "low_rank": "deepen.surgery.lowrank:low_rank",
     "merge": "deepen.surgery.merge:merge",
@@ -149,6 +151,7 @@ __all__ = [
     "fuse",
     "growth_tokens",
     "heal",
+    "layer_merge",
     "loop",
     "low_rank",
     "merge",

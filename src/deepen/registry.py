@@ -62,6 +62,7 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.replace",
     "deepen.surgery.tie",
     "deepen.surgery.relax",
+    "deepen.surgery.layermerge",
     "deepen.surgery.narrow",
     "deepen.surgery.lowrank",
     "deepen.surgery.widen",
