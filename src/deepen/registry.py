@@ -5,16 +5,20 @@
     )
     class DeepNorm: ...
 
-A method registers itself where it is defined. The modules that define methods are listed in `MODULES`, and imported
-only when somebody asks; importing this module imports nothing.
+A method registers itself where it is defined. The modules that define methods are listed in `MODULES`. What a decorator
+says is read from their text, so that a list of methods imports none of them; a method's module is imported when its
+implementation is asked for.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 from deepen.errors import UsageError, nearest
@@ -97,8 +101,8 @@ class Method:
         title: the title there.
         mechanism: what it does, in one line.
         cost: what it costs over doing nothing, in one line.
-        implementation: the class or function.
         file: the file that defines it, relative to the package's parent folder.
+        module: the module that defines it.
     """
 
     name: str
@@ -107,14 +111,26 @@ class Method:
     title: str
     mechanism: str
     cost: str
-    implementation: Callable[..., Any]
     file: str
+    module: str
+    made: Callable[..., Any] | None = field(default=None, repr=False)
+
+    @property
+    def implementation(self) -> Callable[..., Any]:
+        """The class or function; its module is imported when it is not yet."""
+        if self.made is not None:
+            return self.made
+        import_module(self.module)
+        found = _METHODS[self.name].made
+        assert found is not None
+        return found
 
     def to_json(self) -> dict[str, str]:
         names = ("name", "family", "source", "title", "mechanism", "cost", "file")
         return {name: getattr(self, name) for name in names}
 
 
+# What decorators have registered in this process.
 _METHODS: dict[str, Method] = {}
 
 
@@ -133,9 +149,9 @@ def method(name: str, *, family: str, source: str, title: str, mechanism: str, c
             raise ValueError(f"method {name!r} is registered twice, the first time in {_METHODS[name].file}")
         module = implementation.__module__
         stem = module.replace(".", "/")
-        is_package = inspect.getsourcefile(implementation) or ""
-        file = f"{stem}/__init__.py" if is_package.endswith("__init__.py") else f"{stem}.py"
-        _METHODS[name] = Method(name=name, implementation=implementation, file=file, **given)
+        is_package = (inspect.getsourcefile(implementation) or "").endswith("__init__.py")
+        file = f"{stem}/__init__.py" if is_package else f"{stem}.py"
+        _METHODS[name] = Method(name=name, made=implementation, file=file, module=module, **given)
         return implementation
 
     return register
@@ -147,12 +163,12 @@ def methods(family: str = "") -> Iterator[Method]:
     Raises:
         UsageError: no method has this family.
     """
-    _import_all()
-    known = {found.family for found in _METHODS.values()}
+    listed = _listed().values()
+    known = {found.family for found in listed}
     if family and family not in known:
         among = f"known are {', '.join(sorted(known))}" if known else "none is registered yet"
         raise UsageError(f"no method of the family {family!r}{nearest(family, known)}; {among}")
-    chosen = [found for found in _METHODS.values() if family in ("", found.family)]
+    chosen = [found for found in listed if family in ("", found.family)]
     return iter(sorted(chosen, key=lambda found: (found.family, found.name)))
 
 
@@ -162,14 +178,34 @@ def lookup(name: str) -> Method:
     Raises:
         UsageError: there is none; the nearest name is given.
     """
-    _import_all()
-    if name not in _METHODS:
-        raise UsageError(
-            f"no method {name!r}{nearest(name, _METHODS)}; `deepen methods` lists the {len(_METHODS)} known"
-        )
-    return _METHODS[name]
+    listed = _listed()
+    if name not in listed:
+        raise UsageError(f"no method {name!r}{nearest(name, listed)}; `deepen methods` lists the {len(listed)} known")
+    return listed[name]
 
 
-def _import_all() -> None:
-    for module in MODULES:
-        import_module(module)
+def _listed() -> dict[str, Method]:
+    """The methods that the modules state, and those that decorators have registered."""
+    return {**_stated(MODULES), **_METHODS}
+
+
+@cache
+def _stated(modules: tuple[str, ...]) -> dict[str, Method]:
+    """What the decorators in these modules of the package say, read from their text.
+
+    Raises:
+        ValueError: two of them have one name.
+    """
+    found: dict[str, Method] = {}
+    for module in modules:
+        file = Path(*module.split(".")).with_suffix(".py")
+        tree = ast.parse((Path(__file__).parents[1] / file).read_text(encoding="utf-8"))
+        for call in (call for node in ast.walk(tree) for call in getattr(node, "decorator_list", ())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == method.__name__):
+                continue
+            name = ast.literal_eval(call.args[0])
+            if name in found:
+                raise ValueError(f"method {name!r} is registered twice, the first time in {found[name].file}")
+            fields = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            found[name] = Method(name=name, file=file.as_posix(), module=module, **fields)
+    return found

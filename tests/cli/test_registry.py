@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -66,12 +67,25 @@ def test_unknown_names_get_the_nearest() -> None:
         registry.methods("wring")
 
 
-def test_modules_are_imported_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_imported_when_an_implementation_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MODULES", ("deepen.surgery.drop",))
     imported: list[str] = []
-    monkeypatch.setattr(registry, "MODULES", ("one", "two"))
     monkeypatch.setattr(registry, "import_module", imported.append)
-    assert list(registry.methods()) == []
-    assert imported == ["one", "two"]
+    drop, block = registry.methods()
+    assert (drop.name, drop.file, block.name) == ("drop", "deepen/surgery/drop.py", "drop-block")
+    assert imported == []
+    monkeypatch.setitem(registry._METHODS, "drop", dataclasses.replace(drop, made=Made))
+    assert drop.implementation is Made
+    assert imported == ["deepen.surgery.drop"]
+
+
+def test_what_is_stated_in_the_text_is_what_the_decorators_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    stated = registry._stated(registry.MODULES)
+    assert len(stated) > 60
+    for name, found in stated.items():
+        assert found.implementation is registry._METHODS[name].made
+        assert found.to_json() == registry._METHODS[name].to_json()
 
 
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,14 +36,13 @@ from deepen.train.selective.sliced import Sliced
 
 # What the running means of the importance keep of their value at every step.
 KEEP = 0.85
-TITLE = "LoSiA: Efficient High-Rank Fine-Tuning via Subnet Localization and Optimization"
 
 
 @method(
     "losia",
     family="tune",
     source="arXiv:2507.04487",
-    title=TITLE,
+    title="LoSiA: Efficient High-Rank Fine-Tuning via Subnet Localization and Optimization",
     mechanism="train a subnet of rows and columns of every matrix, localised anew layer by layer",
     cost="moments of p^2 of the matrices; their whole gradients, one matrix after the other; scores of one layer",
 )
@@ -65,7 +64,7 @@ def subnets(model: nn.Module, layers: Sequence[Sequence[str]], **options: float 
     "losia-pro",
     family="tune",
     source="arXiv:2507.04487",
-    title=TITLE,
+    title="LoSiA: Efficient High-Rank Fine-Tuning via Subnet Localization and Optimization",
     mechanism="LoSiA with a backward pass that computes the gradients of the subnets only",
     cost="gradients and moments of p^2 of the matrices, and whole gradients and scores of one layer at a time",
 )
