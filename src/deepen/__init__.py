@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from deepen.adaptive.search.search import search as search
     from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
     from deepen.checkpoint.open import open_checkpoint as open
+    from deepen.checkpoint.stack_weights import save_stack as save_stack
+    from deepen.checkpoint.stack_weights import to_stack as to_stack
     from deepen.probe.activations import activations as activations
     from deepen.probe.calibration import calibrate as calibrate
     from deepen.probe.distance import Distance as Distance
@@ -37,14 +39,17 @@ if TYPE_CHECKING:
     from deepen.probe.trie import evaluate_many as evaluate_many
     from deepen.program import Plan as Plan
     from deepen.program import Program as Program
+    from deepen.stack.config import StackConfig as StackConfig
+    from deepen.stack.generate import generate as generate
+    from deepen.stack.stack import Stack as Stack
     from deepen.surgery.activations import Activations as Activations
     from deepen.surgery.drop import drop as drop
     from deepen.surgery.drop import drop_block as drop_block
     from deepen.surgery.expand import expand as expand
     from deepen.surgery.fuse import fuse as fuse
+    from deepen.surgery.layermerge import layer_merge as layer_merge
     from deepen.surgery.learngene import expand_linear as expand_linear
     from deepen.surgery.learngene import expand_stages as expand_stages
-    from deepen.surgery.layermerge import layer_merge as layer_merge
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.lowrank import low_rank as low_rank
     from deepen.surgery.merge import merge as merge
@@ -55,8 +60,8 @@ if TYPE_CHECKING:
     from deepen.surgery.replace import replace_block as replace_block
     from deepen.surgery.report import Report as Report
     from deepen.surgery.retrofit import retrofit as retrofit
+    from deepen.surgery.stack import g_stack as g_stack
     from deepen.surgery.stack import growth_tokens as growth_tokens
-    from deepen.surgery.stack import stack as stack
     from deepen.surgery.stack import stack_last as stack_last
     from deepen.surgery.stack import stack_list as stack_list
     from deepen.surgery.stack import stack_middle as stack_middle
@@ -83,6 +88,8 @@ _LAZY = {
     "Report": "deepen.surgery.report:Report",
     "Scores": "deepen.probe.scores.base:Scores",
     "Speed": "deepen.probe.speed:Speed",
+    "Stack": "deepen.stack.stack:Stack",
+    "StackConfig": "deepen.stack.config:StackConfig",
     "TaskScore": "deepen.probe.tasks:TaskScore",
     "activations": "deepen.probe.activations:activations",
     "calibrate": "deepen.probe.calibration:calibrate",
@@ -91,33 +98,36 @@ _LAZY = {
     "drop_block": "deepen.surgery.drop:drop_block",
     "evaluate_many": "deepen.probe.trie:evaluate_many",
     "evaluate_tasks": "deepen.probe.tasks:evaluate_tasks",
-    "paired_difference": "deepen.probe.interval:paired_difference",
+    "expand": "deepen.surgery.expand:expand",
+    "expand_linear": "deepen.surgery.learngene:expand_linear",
+    "expand_stages": "deepen.surgery.learngene:expand_stages",
     "fuse": "deepen.surgery.fuse:fuse",
+    "g_stack": "deepen.surgery.stack:g_stack",
+    "generate": "deepen.stack.generate:generate",
+    "growth_tokens": "deepen.surgery.stack:growth_tokens",
     "heal": "deepen.train.heal:heal",
     "layer_merge": "deepen.surgery.layermerge:layer_merge",
     "loop": "deepen.surgery.loop:loop",
     "low_rank": "deepen.surgery.lowrank:low_rank",
     "merge": "deepen.surgery.merge:merge",
     "narrow": "deepen.surgery.narrow:narrow",
+    "open": "deepen.checkpoint.open:open_checkpoint",
+    "paired_difference": "deepen.probe.interval:paired_difference",
     "parallel": "deepen.surgery.parallel:parallel",
     "perplexity": "deepen.probe.perplexity:perplexity",
     "relax": "deepen.surgery.relax:relax",
     "replace_block": "deepen.surgery.replace:replace_block",
+    "retrofit": "deepen.surgery.retrofit:retrofit",
+    "save_stack": "deepen.checkpoint.stack_weights:save_stack",
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
     "speed": "deepen.probe.speed:speed",
-    "expand": "deepen.surgery.expand:expand",
-    "expand_linear": "deepen.surgery.learngene:expand_linear",
-    "expand_stages": "deepen.surgery.learngene:expand_stages",
-    "growth_tokens": "deepen.surgery.stack:growth_tokens",
-    "retrofit": "deepen.surgery.retrofit:retrofit",
-    "stack": "deepen.surgery.stack:stack",
     "stack_last": "deepen.surgery.stack:stack_last",
     "stack_list": "deepen.surgery.stack:stack_list",
     "stack_middle": "deepen.surgery.stack:stack_middle",
     "tie": "deepen.surgery.tie:tie",
+    "to_stack": "deepen.checkpoint.stack_weights:to_stack",
     "upscale": "deepen.surgery.upscale:upscale",
-    "open": "deepen.checkpoint.open:open_checkpoint",
     "widen": "deepen.surgery.widen:widen",
 }
 

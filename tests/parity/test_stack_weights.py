@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 import deepen
 import deepen.hf
 from deepen.checkpoint.stack_model import DeepenConfig, DeepenForCausalLM
-from deepen.checkpoint.stack_weights import FORMS, save_as, to_stack
+from deepen.checkpoint.stack_weights import FORMS, save_stack, to_stack
 from deepen.checkpoint.tiny import tiny_checkpoint
 from deepen.errors import DeepenError, FamilyError, SaveError
 from deepen.stack.generate import generate
@@ -39,7 +39,7 @@ def test_logits_are_those_of_transformers_and_come_back(family: str, program: st
     stack, model = to_stack(ck), ck.load()
     reference = logits(model)
     assert apart(logits(stack), reference) < 1e-5 * reference.abs().max().item()
-    save_as(stack, tmp_path / "out", family)
+    save_stack(stack, tmp_path / "out", family)
     again = deepen.open(tmp_path / "out")
     assert apart(logits(again.load()), reference) == 0
     if "(" not in program:
@@ -77,9 +77,9 @@ def test_a_family_that_cannot_express_a_stack(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "in", "qwen3")
     stack = to_stack(deepen.open(tmp_path / "in"))
     with pytest.raises(FamilyError, match="llama cannot express qk_norm = True"):
-        save_as(stack, tmp_path / "out", "llama")
+        save_stack(stack, tmp_path / "out", "llama")
     with pytest.raises(SaveError, match="exists"):
-        save_as(stack, tmp_path / "in", "qwen3")
+        save_stack(stack, tmp_path / "in", "qwen3")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 

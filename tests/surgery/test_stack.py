@@ -21,11 +21,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return checkpoint(tmp_path_factory.mktemp("stack") / "llama", "llama")
 
 
-@pytest.mark.method("stack")
+@pytest.mark.method("g-stack")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stack_begins_at_the_loop_and_shares_no_weights(family: str, tmp_path: Path) -> None:
     ck = checkpoint(tmp_path / family, family)
-    grown, told = deepen.stack(ck, 2, measure=True)
+    grown, told = deepen.g_stack(ck, 2, measure=True)
     assert (told.after, told.same_as, told.max_logit_difference) == ("(0-5)*!2", "(0-5)*2", 0.0)
     assert told.shared == ()
     assert torch.equal(outputs(grown), outputs(ck.apply("(0-5)*2")))
@@ -37,7 +37,7 @@ def test_a_stack_begins_at_the_loop_and_shares_no_weights(family: str, tmp_path:
 
 
 def test_layer_7_is_layer_1_but_not_the_same_object(llama: Checkpoint) -> None:
-    layers = list(deepen.stack(llama, 4)[0].load().model.layers._modules.values())
+    layers = list(deepen.g_stack(llama, 4)[0].load().model.layers._modules.values())
     assert len(layers) == 24
     for name, each in layers[7].named_parameters():
         one = layers[1].get_parameter(name)
@@ -47,8 +47,8 @@ def test_layer_7_is_layer_1_but_not_the_same_object(llama: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(("call", "layers"), [
-    (lambda ck: deepen.stack(ck, 3), [0, 1, 2, 3, 4, 5] * 3),
-    (lambda ck: deepen.stack(ck, 2, order="interleaved"), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),
+    (lambda ck: deepen.g_stack(ck, 3), [0, 1, 2, 3, 4, 5] * 3),
+    (lambda ck: deepen.g_stack(ck, 2, order="interleaved"), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),
     (lambda ck: deepen.stack_list(ck, [2, 0, 2, 2, 5]), [2, 0, 2, 2, 5]),
     (lambda ck: deepen.stack_last(ck, 2), [0, 1, 2, 3, 4, 5, 4, 5]),
     (lambda ck: deepen.stack_last(ck, 6), [0, 1, 2, 3, 4, 5] * 2),
@@ -69,7 +69,7 @@ def test_which_layer_comes_where(llama: Checkpoint, call, layers: list[int]) -> 
 @pytest.mark.method("stack-list")
 def test_a_list_of_each_layer_once_is_the_identity(llama: Checkpoint) -> None:
     assert deepen.stack_list(llama, range(6))[0].program == llama.program
-    assert deepen.stack_list(llama, [*range(6)] * 2)[0].plan().keys == deepen.stack(llama, 2)[0].plan().keys
+    assert deepen.stack_list(llama, [*range(6)] * 2)[0].plan().keys == deepen.g_stack(llama, 2)[0].plan().keys
 
 
 @pytest.mark.method("stack-last")
@@ -98,8 +98,8 @@ def test_the_middle_stays_the_middle_as_the_model_grows(llama: Checkpoint, tmp_p
 
 
 def test_once_is_the_identity_and_programs_with_loops_are_stacked_too(llama: Checkpoint) -> None:
-    assert deepen.stack(llama, 1)[0] is llama
-    looped, told = deepen.stack(llama.apply("0 (1-2)*2 3"), 2)
+    assert deepen.g_stack(llama, 1)[0] is llama
+    looped, told = deepen.g_stack(llama.apply("0 (1-2)*2 3"), 2)
     assert told.shared == ("1", "2", "1!1", "2!1")
     assert torch.equal(outputs(looped), outputs(llama.apply("(0 (1-2)*2 3)*2")))
 
@@ -115,13 +115,13 @@ def test_the_guideline_gives_the_published_figures(parameters: float, tokens: fl
 @pytest.mark.parametrize(
     ("call", "error", "reason"),
     [
-        (lambda ck: deepen.stack(ck, 0), UsageError, "stacked once or more, got 0"),
+        (lambda ck: deepen.g_stack(ck, 0), UsageError, "stacked once or more, got 0"),
         (
-            lambda ck: deepen.stack(ck, 2, order=cast("Any", "hole")),
+            lambda ck: deepen.g_stack(ck, 2, order=cast("Any", "hole")),
             UsageError,
             "no order 'hole'.*'whole'",
         ),
-        (lambda ck: deepen.stack(ck, 1000), ProgramError, "the limit is 4096"),
+        (lambda ck: deepen.g_stack(ck, 1000), ProgramError, "the limit is 4096"),
         (lambda ck: deepen.stack_list(ck, []), UsageError, "got an empty list"),
         (lambda ck: deepen.stack_list(ck, [0, 6]), ProgramError, "layer 6 does not exist"),
         (lambda ck: deepen.stack_last(ck, 7), UsageError, "expected 0 to 6 layers, .* got 7"),

@@ -129,7 +129,7 @@ def to_stack(ck: Checkpoint, *, wiring: str | dict[str, Any] = "pre-ln") -> Stac
     return stack.eval()
 
 
-def save_as(stack: Stack, folder: str | Path, model_type: str) -> Changes:
+def save_stack(stack: Stack, folder: str | Path, model_type: str) -> Changes:
     """Saves a stack as a checkpoint of a family that transformers knows; the program comes along.
 
     Args:

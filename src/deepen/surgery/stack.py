@@ -40,19 +40,19 @@ ORDERS = ("whole", "interleaved")
 
 
 @method(
-    "stack",
+    "g-stack",
     family="surgery",
     source="arXiv:2405.15319",
     title="Stacking Your Transformers: A Closer Look at Model Growth for Efficient LLM Pre-Training",
     mechanism="the whole program several times over, each time after the first through copies",
     cost="that of the program, times the factor",
 )
-def stack(
+def g_stack(
     ck: Checkpoint, factor: int, *, order: Order = "whole", measure: bool = False, tower: str = ""
 ) -> tuple[Checkpoint, Report]:
     """Visits everything `factor` times, each time after the first through copies.
 
-        grown, report = deepen.stack(ck, 4)                     # 6 layers become 24
+        grown, report = deepen.g_stack(ck, 4)                     # 6 layers become 24
 
     Args:
         ck: what to change.
@@ -73,11 +73,11 @@ def stack(
     if factor < 1:
         raise UsageError(f"stack: a program is stacked once or more, got {factor}")
     if factor == 1:
-        return ck, report(ck, ck, found.name, "stack", "once: nothing changed", **measured(ck, ck, measure))
+        return ck, report(ck, ck, found.name, "g-stack", "once: nothing changed", **measured(ck, ck, measure))
     grow = transforms.stack if order == "whole" else transforms.interleave
     program, note = grow(ck.program, factor, ck.depth[found.name], key)
     made = ck.apply(program)
-    return made, report(ck, made, found.name, "stack", note, **measured(made, start_of(made, tower), measure))
+    return made, report(ck, made, found.name, "g-stack", note, **measured(made, start_of(made, tower), measure))
 
 
 @method(
