@@ -122,7 +122,8 @@ class _Sums:
 def _watched(ck: Checkpoint, tower: str, reading: Reading, sums: _Sums, gradients: bool) -> Iterator[None]:
     """Sums what the linear maps read in the passes run inside; no output changes."""
     from torch import nn
-    from transformers.pytorch_utils import Conv1D
+
+    from deepen.checkpoint.widths import Conv1D
 
     keys = ck.plan(tower).keys
     flags = [(parameter, parameter.requires_grad) for parameter in reading.model.parameters()]

@@ -125,7 +125,8 @@ def layer_merge(
 ) -> tuple[Checkpoint, Report]:
     """Drops and fuses layers until a share of the cost is left, for the highest sum of gains.
 
-        small, report = deepen.layer_merge(ck, lambda each: -deepen.perplexity(each, text).loss, budget=0.8)
+        worth = lambda each: -deepen.perplexity(each.load(), ck.tokenizer(), text).nll
+        small, report = deepen.layer_merge(ck, worth, budget=0.8)
 
     Args:
         ck: what to change; its program visits each layer once and in full.
