@@ -90,6 +90,19 @@ def test_only_the_layers_named_move(folder: Path, tmp_path: Path) -> None:
     assert moved == {name for name in before if name.startswith("model.layers.2.")}
 
 
+def test_only_what_the_program_owns_moves(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, out = "0-1 (2-3)*2[lora=2,emb] 4-5", tmp_path / "healed"
+    assert main(command(folder, out, program, "--mode", "owned", "--lr", "2e-2", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["difference"]["high"] < 0
+    before = deepen.open(folder / "model").apply(program).load().state_dict()
+    after = tensors(out)
+    assert after.keys() == before.keys()
+    moved = {name for name, each in after.items() if not torch.equal(each, before[name])}
+    assert moved == {name for name in before if ".owned." in name}
+    assert main(command(folder, tmp_path / "no", CUT, "--mode", "owned")) == 2
+    assert "owns no parameters" in capsys.readouterr().err
+
+
 def test_people_get_the_difference(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder, tmp_path / "healed", CUT, "--tokens", "300", "--steps", "3")) == 2
     assert "give one" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_each_matrix_lacks_the_tail_of_its_singular_values(llama: Checkpoint) ->
         values = torch.linalg.svdvals(lacking)
         error = (lacking - 2 * b @ a).square().sum().item()
         assert error == pytest.approx(values[rank:].square().sum().item(), rel=1e-5)
-        assert torch.allclose(a @ a.T, torch.eye(rank, dtype=a.dtype), atol=1e-6)
+        assert torch.allclose(a @ a.T, torch.eye(rank, dtype=a.dtype), atol=1e-5)
         assert torch.allclose(4 * b.T @ b, values[:rank].square().diag(), atol=1e-5)
         errors.append(error)
     assert errors == sorted(errors, reverse=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deepen.train.heal import Healed
     from deepen.train.log import Entry
 
-Mode = Literal["full", "lora", "layers", "fim", "inflection", "slicefine", "losia", "slam", "spu"]
+Mode = Literal["full", "lora", "layers", "owned", "fim", "inflection", "slicefine", "losia", "slam", "spu"]
 
 # Lines of the training loss that a run prints, at most.
 LINES = 20

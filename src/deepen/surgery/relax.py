@@ -11,9 +11,10 @@ Norms and biases are those of the tied layer: a program has no copies of them fo
 the tied layers and r is the full rank, the result is the original model. No matrix has a higher rank than its smaller
 side, so a larger r counts as that for the smaller matrices.
 
-Computed in fp64 from the eigenvectors of the smaller of (W_l - W')(W_l - W')^T and its counterpart, which is several
-times as fast as the decomposition itself; values below 1e-8 of the largest are lost. Each matrix is read and
-decomposed when it is written, so a conversion from disk holds a few matrices at a time.
+Computed from the eigenvectors of the smaller of D D^T and D^T D, D = W_l - W', in fp64 for F64 and in fp32 for all
+other types. Singular values of less than about 3e-4 of the largest are not told apart in fp32; of the error that is
+left they change less than 1e-5. Each matrix is read and decomposed when it is written, so a conversion from disk holds
+a few matrices at a time.
 
 Cost: n / B layers and r (in + out) values for each linear map and turn; 2 r (in + out) FLOPs a token more.
 
@@ -141,9 +142,12 @@ class Difference:
                 )
 
     def factor(self, source: Source, letter: str, rank: int) -> torch.Tensor:
-        """A [rank, in] or B [out, rank] in fp64."""
+        """A [rank, in] or B [out, rank] in fp32, or in fp64 for F64."""
         if (letter, rank) not in self.held:
-            original, tied = (recipe.compute(source).double() for recipe in (self.original, self.tied))
+            import torch
+
+            wide = torch.float64 if self.original.dtype == "F64" else torch.float32
+            original, tied = (recipe.compute(source).to(wide) for recipe in (self.original, self.tied))
             a, b = factors((original - tied).T if self.turned else original - tied, rank)
             self.held.update({("A", rank): a, ("B", rank): b})
         return self.held.pop((letter, rank))
@@ -178,7 +182,7 @@ def factors(difference: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Te
     """A [rank, in] and B [out, rank] whose product, times alpha / r = 2, is the nearest matrix of this rank.
 
     Args:
-        difference: [out, in] in fp64.
+        difference: [out, in] in fp32 or fp64.
         rank: at most the smaller side.
     """
     import torch

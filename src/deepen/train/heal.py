@@ -34,7 +34,7 @@ from deepen.train.log import Entry
 from deepen.train.loop import seeded, train
 from deepen.train.losses import CrossEntropy, Distillation, Loss
 from deepen.train.recipe import Recipe
-from deepen.train.select import add_lora, select_layers
+from deepen.train.select import add_lora, select_layers, select_owned
 from deepen.train.selective.choice import SELECTIVE, Choice, start
 from deepen.train.selective.inflection import inflection_layers
 from deepen.train.state import require_start
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
     from deepen.checkpoint.load import PreTrainedModel, PreTrainedTokenizerBase
 
-Mode = Literal["full", "lora", "layers", "fim", "inflection", "slicefine", "losia", "slam", "spu"]
-MODES = ("full", "lora", "layers", *SELECTIVE)
+Mode = Literal["full", "lora", "layers", "owned", "fim", "inflection", "slicefine", "losia", "slam", "spu"]
+MODES = ("full", "lora", "layers", "owned", *SELECTIVE)
 # The modes that put adapters beside the matrices.
 ADAPTED = ("lora", "inflection")
 
@@ -115,7 +115,8 @@ def heal(
         text: its last part is held out.
         output: a folder that does not exist yet.
         recipe: steps, rate, batch, seed ...
-        mode: train all weights, LoRA beside every matrix, the weights of `layers`, or what a selective mode chooses.
+        mode: train all weights, LoRA beside every matrix, the weights of `layers`, what the program owns (`owned`), or
+            what a selective mode chooses.
         layers: layers of the bank, or single copies such as `3!1`, for all modes but `full`, `fim` and
             `inflection`.
         rank: of LoRA.
@@ -199,6 +200,8 @@ def heal(
                 adapters = add_lora(model, rank, tower, layers)
         elif mode == "layers":
             select_layers(model, layers, tower)
+        elif mode == "owned":
+            select_owned(model)
         elif mode in SELECTIVE:
             selection, layers = start(
                 mode, choice, model, tokenizer, batches, tower=tower, layers=layers, batch=batch, seed=recipe.seed
@@ -251,8 +254,10 @@ def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[
         raise UsageError(f"--mode {mode!r} is unknown{nearest(mode, MODES)}; expected one of {', '.join(MODES)}")
     if mode == "layers" and not layers:
         raise UsageError("--mode layers needs the layers to train: --layers 3,5")
-    if mode == "full" and layers:
+    if mode in ("full", "owned") and layers:
         raise UsageError("--layers is about --mode layers and --mode lora; name the mode or leave the layers out")
+    if mode == "owned" and not any(ck.sets.values()):
+        raise UsageError(f"--mode owned: the program {ck.program} owns no parameters, as (1-3)*2[lora=8] would")
     if keep_adapter and mode not in ADAPTED:
         raise UsageError("--keep-adapter is about --mode lora and --mode inflection; name the mode or leave it out")
     if ck.adapter is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from deepen.checkpoint.owned_modules import OWNED
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import UsageError, nearest
 
@@ -56,6 +57,11 @@ def select_layers(model: PreTrainedModel, layers: Sequence[int | str], tower: st
         UsageError: a layer that the program does not visit.
     """
     select(model, [f"{prefix}*" for prefix in layer_prefixes(model, tower, layers)])
+
+
+def select_owned(model: PreTrainedModel) -> None:
+    """Leaves trainable only the parameters that the program owns beside its layers: adapters of turns, gates ..."""
+    select(model, [f"*.{OWNED}.*"])
 
 
 def layer_prefixes(model: PreTrainedModel, tower: str, layers: Sequence[int | str] = ()) -> list[str]:
