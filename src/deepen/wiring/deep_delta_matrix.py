@@ -124,14 +124,15 @@ class DeepDeltaMatrix(Wiring):
     def _compressed(self, state: Values, index: int) -> torch.Tensor:
         """The convolved streams, summed over n: (B, T, D)."""
         x, earlier = state.x, state.earlier
-        if earlier.valid is not None:
-            x = x * earlier.valid[..., None, None]
+        kernel, length = self.kernels[index], x.shape[1]
         before = earlier.held.get(index)
         if before is None:
             before = x.new_zeros(x.shape[0], KERNEL - 1, *x.shape[2:])
-        seen = torch.cat([before, x], dim=1)
+        real = x if earlier.valid is None else x.where(earlier.valid[..., None, None], 0)
+        seen = torch.cat([before, real], dim=1)
         if earlier.kept is not None:
-            earlier.kept[index] = seen[:, -(KERNEL - 1) :]
-        kernel, length = self.kernels[index], x.shape[1]
-        convolved = sum((seen[:, tap : tap + length] * kernel[tap] for tap in range(KERNEL)), start=x.new_zeros(()))
+            earlier.kept[index] = seen[:, length:]
+        convolved = x * kernel[-1]
+        for tap in range(KERNEL - 1):
+            convolved = convolved + seen[:, tap : tap + length] * kernel[tap]
         return self.shares[index] @ convolved

@@ -85,5 +85,5 @@ class GatedStreams(Streams):
         mixes, writes = read.carry
         return mixes @ state + writes.unsqueeze(-1) * y.unsqueeze(-2)
 
-    def readout(self, state: torch.Tensor) -> torch.Tensor:
+    def finish(self, state: torch.Tensor) -> torch.Tensor:
         return state.mean(-2) if self.summary == "mean" else state.sum(-2)

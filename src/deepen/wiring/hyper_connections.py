@@ -2,7 +2,7 @@
 
     u   = A_m^T H                  H: (n, D) a token, at first n copies of the embedding
     H'  = A_r^T H + B^T F(norm(u))
-    out = sum of the streams
+    out = sum of the streams         marks, gates and hooks see their mean (R)
 
 A dynamic site (the default) adds to each matrix a small function of the streams: s tanh(norm(H) W), W = 0 at first. Row
 i of it depends on stream i alone. Parameters belong to sites.
@@ -102,5 +102,5 @@ class HyperConnections(Streams):
         mixes, writes = read.carry
         return mixes.mT @ state + writes.unsqueeze(-1) * y.unsqueeze(-2)
 
-    def readout(self, state: torch.Tensor) -> torch.Tensor:
+    def finish(self, state: torch.Tensor) -> torch.Tensor:
         return state.sum(-2)

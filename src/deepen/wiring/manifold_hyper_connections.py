@@ -7,8 +7,8 @@
     ...  │  pre   │   ...      ...            ...
     X_n ─┴── u    └── mix ── + (post_n y) ── X'_n         y = F(norm(u))
 
-A product of such matrices is one again, so that no depth makes the streams explode; the mean over streams is kept, up
-to the convergence of the columns. `pre` and `post` are in `gated_streams.py`. Logits begin at 0 on the diagonal and -8
+A product of such matrices is one again, so that no depth makes the streams explode. The mean over streams is kept as far
+as the columns converged, which near the identity is slow. `pre` and `post` are in `gated_streams.py`. Logits begin at 0 on the diagonal and -8
 off it (R): zeros would make every site average the streams. The paper does not say how the streams are read out; here
 as their mean or sum (R).
 
@@ -62,7 +62,6 @@ class ManifoldHyperConnections(GatedStreams):
     dead: ClassVar[Mapping[str, str]] = {
         "read_bias.0": "before the first site all streams are equal, and the norm takes the size of their sum away",
         "mix_bias.0": "before the first site all streams are equal, and rows that sum to 1 leave them so",
-        "mix_bias.-1": "after the last site only the mean is read, which the mixing keeps",
     }
     marks: ClassVar[Mapping[str, str]] = {
         "C": "the equations, the order of rows and columns, the first value of the scales",

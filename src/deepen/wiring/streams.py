@@ -10,7 +10,7 @@ from deepen.wiring.base import Earlier, Shape, Wiring
 
 
 class Streams(Wiring):
-    """n streams in the place of one; groups, scales, gates and entries act on each of them alike.
+    """n streams in the place of one; groups, scales, gates and entries act on each of them alike, marks see their mean.
 
     Args:
         shape: what it is built for.
@@ -23,6 +23,9 @@ class Streams(Wiring):
 
     def init(self, x: torch.Tensor, earlier: Earlier) -> torch.Tensor:
         return copies(x, self.streams)
+
+    def readout(self, state: torch.Tensor) -> torch.Tensor:
+        return state.mean(-2)
 
     def change(self, state: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return each(state, function)
