@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +72,7 @@ def write_drawing(checkpoint: Checkpoint, path: Path) -> None:
 
 def _tower(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     plan = checkpoint.plan(name)
-    tower = checkpoint.family.tower(name)
+    tower, sets = checkpoint.family.tower(name), checkpoint.sets[name]
     return {
         "tower": name,
         "layers": checkpoint.depth[name],
@@ -84,6 +85,7 @@ def _tower(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
         "keys": [str(key) for key in plan.keys],
         "unvisited": sorted(set(range(plan.depth)) - {key.layer for key in plan.keys}),
         "slots": plan.slots if tower.caches else 0,
+        "owned": {name: sum(map(prod, each.tensors().values())) for name, each in sets.items()},
         "marks": plan.marks,
         "loops": [{"text": loop.text, "minimum": loop.minimum, "maximum": loop.maximum} for loop in plan.loops],
         "warnings": plan.warnings,
@@ -123,9 +125,10 @@ def report(checkpoint: Checkpoint, context: int = 1024) -> str:
         left = f", not visited: {runs(tower['unvisited'])}" if tower["unvisited"] else ""
         kind = "not separable" if tower["kind"] == "whole" else f"{' '.join(tower['parts'])} ({tower['kind']})"
         rows.append((f"{tower['tower']} tower", f"{tower['layers']} layers, parts {kind}{left}"))
+    own = sum(sum(tower["owned"].values()) for tower in document["towers"])
     rows += [
         ("program", document["program"]),
-        line("parameters", "params", amount(cost["params"])),
+        line("parameters", "params", amount(cost["params"]) + (f", {amount(own)} of the program's own" if own else "")),
         line("FLOPs/token", "flops", f"{amount(cost['flops'])} at {context} tokens"),
         line("visits", "visits", f"{cost['visits']}"),
         line("critical path", "path", f"{cost['path']:g} layers"),
