@@ -282,7 +282,7 @@ class Stack(nn.Module):
         total: dict[str, torch.Tensor] = {}
         wiring, layer = self.wiring, self.layers[visit.key.layer]
         for site in self.sites[visit.index]:
-            part: Any = layer.get_submodule(site.part)
+            part: Any = layer._modules[site.part]
             read = wiring.read(state, site)
             if self.hooks:
                 read = read._replace(u=self._hooked(site, "read", read.u))

@@ -66,7 +66,7 @@ class Attention(nn.Module):
             q, k, v = context.on_keys(q, k, v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k) if writes else k
-        if context.rotary is not None:
+        if context.rotary is not None and not self._turned(read, context, writes):
             q = rotated(q, *context.rotary)
             k = rotated(k, *context.rotary) if writes else k
         k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -85,6 +85,11 @@ class Attention(nn.Module):
         y = y.reshape(batch, 1, -1) if length == 1 else y.transpose(1, 2).reshape(batch, length, -1)
         return Out(linear(self, "out", y, context))
 
+    def _turned(self, read: Read, context: Context, writes: bool) -> bool:
+        """Whether nothing comes between the projection and the rotation, so that one rotation turns queries and keys."""
+        plain = self.q_norm is None and context.on_keys is None and read.k is None and read.v is None
+        return plain and writes and context.rotary is not None
+
     def _project(self, read: Read, context: Context, writes: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (B, T, H, d), keys and values (B, T, R, d); no keys and values where another visit writes them."""
         d, h, r = self.head_width, self.heads, self.kv_heads
@@ -92,7 +97,12 @@ class Attention(nn.Module):
             q = linear(self, "qkv", read.u, context, slice(h * d)).unflatten(-1, (h, d))
             return q, q[..., :0, :], q[..., :0, :]
         if read.k is None and read.v is None:
-            q, k, v = linear(self, "qkv", read.u, context).unflatten(-1, (h + 2 * r, d)).split((h, r, r), dim=-2)
+            heads = linear(self, "qkv", read.u, context).unflatten(-1, (h + 2 * r, d))
+            if self._turned(read, context, writes) and context.rotary is not None:
+                heads, v = heads.split((h + r, r), dim=-2)
+                q, k = rotated(heads, *context.rotary).split((h, r), dim=-2)
+                return q, k, v
+            q, k, v = heads.split((h, r, r), dim=-2)
             return q, k, v
         inputs = (read.u, read.u if read.k is None else read.k, read.u if read.v is None else read.v)
         rows = (slice(h * d), slice(h * d, (h + r) * d), slice((h + r) * d, None))
