@@ -16,7 +16,6 @@ import deepen
 from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.family import Family, known_families
 from deepen.checkpoint.layer_cost import layer_costs
-from deepen.checkpoint.owned_modules import Joined, Lora, TokenFactor
 from deepen.checkpoint.reference import step_by_step
 from deepen.checkpoint.tiny import output_of, tiny_checkpoint, tiny_inputs
 from deepen.errors import DeepenError, ProgramError
@@ -24,6 +23,7 @@ from deepen.program import Ends, Key, Loop, Program
 from deepen.program import cost as plan_cost
 from deepen.program.format import format_node
 from deepen.program.tree import Node, rebuild
+from deepen.sublayers.owned import Joined, Lora, TokenFactor
 from tests.laws.programs import random_program
 from tests.laws.semantics import with_meaning
 

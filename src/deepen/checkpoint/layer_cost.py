@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from deepen.checkpoint.factored import Factored
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.owned import owned_names, owned_recipes, stream_width
-from deepen.checkpoint.owned_modules import feed_forward_names, part_maps
+from deepen.checkpoint.owned_maps import feed_forward_names, part_maps
 from deepen.checkpoint.slabs import slab_of
 from deepen.checkpoint.sources import TensorInfo
 from deepen.checkpoint.widths import bank_modules, sizes

@@ -19,12 +19,13 @@ from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.depth_fields import scope_object
 from deepen.checkpoint.family import Tower
-from deepen.checkpoint.owned_modules import OWNED, Folded, Initial, Lora, branches, label, part_maps, stream_module
+from deepen.checkpoint.owned_maps import OWNED, Folded, Initial, label, part_maps
 from deepen.checkpoint.recipes import NUMBERS, Copy, Recipe
 from deepen.checkpoint.sources import TensorInfo
 from deepen.checkpoint.widths import bank_modules, sizes
 from deepen.errors import CheckpointError, FamilyError, ProgramError, SaveError
 from deepen.program import Own, Visit
+from deepen.sublayers.owned import Lora, branches, stream_module
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint

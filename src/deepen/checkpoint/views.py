@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.family import Parts
-from deepen.checkpoint.owned_modules import Lora
+from deepen.sublayers.owned import Lora
 
 
 class Absent(nn.Module):

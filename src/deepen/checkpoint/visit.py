@@ -24,11 +24,12 @@ from transformers.cache_utils import Cache
 
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.live import LiveConfig
-from deepen.checkpoint.owned_modules import OWNED, Lora, branches, label, part_maps
+from deepen.checkpoint.owned_maps import OWNED, label, part_maps
 from deepen.checkpoint.slots import Shared, keep_slots, view
 from deepen.checkpoint.views import absent, adapted, seen_with
 from deepen.errors import DeepenError, FamilyError
 from deepen.program import Back, Blend, Enter, Fork, Gate, Join, Op, Own, Plan, Record, Run, Turn, Visit
+from deepen.sublayers.owned import Lora, branches
 
 CACHE_NAMES = ("cache", "past_key_values", "layer_past", "layer_state")
 # The stream at an open fork, and the branches that are finished.

@@ -132,7 +132,7 @@ class Stack(nn.Module):
         )
         self.wiring: Wiring = kind(shape, **options)
         self.plan: Plan = self.wiring.plan(self.visits_plan)
-        self.owned = Owned(self.plan, self.layers, config.width, config.eps)
+        self.owned = Owned(self.plan, self.layers, config.width)
         self.norm = make_norm(config) if kind.final else nn.Identity()
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         if config.tied:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from deepen.program.site import Site
+from deepen.sublayers.owned import Lora
 
 
 class Read(NamedTuple):
@@ -57,14 +58,6 @@ class Slot(Protocol):
         ...
 
 
-class Adapter(NamedTuple):
-    """LoRA of one linear map in one visit: y + scale (x A^T) B^T, with A (r, in) and B (out, r)."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
-
-
 # The attention mask for a window (None: no window): a boolean mask, and whether the plain causal kernel is right.
 Masks = Callable[[int | None], tuple[torch.Tensor | None, bool]]
 # What a wiring makes of the queries, keys and values of a site, before rotary positions: (B, T, heads, head width).
@@ -88,7 +81,7 @@ class Context(NamedTuple):
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     masks: Masks
     slot: Slot | None
-    adapters: Mapping[str, Adapter]
+    adapters: Mapping[str, Lora]
     tokens: torch.Tensor | None
     on_keys: OnKeys | None = None
 

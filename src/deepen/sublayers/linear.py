@@ -19,10 +19,10 @@ def linear(parent: nn.Module, name: str, x: torch.Tensor, context: Context, rows
         # a plain map without hooks is called as the function that it is
         plain = type(map_) is nn.Linear and not map_._forward_hooks and not map_._forward_pre_hooks
         y = F.linear(x, map_.weight, map_.bias) if plain else map_(x)
-        return y if adapter is None else y + adapter.scale * ((x @ adapter.a.T) @ adapter.b.T)
+        return y if adapter is None else y + adapter(x)
     if type(map_) is nn.Linear:
         y = F.linear(x, map_.weight[rows], None if map_.bias is None else map_.bias[rows])
     else:
         # something stands in its place, such as an adapter of PEFT
         y = map_(x)[..., rows]
-    return y if adapter is None else y + adapter.scale * ((x @ adapter.a.T) @ adapter.b[rows].T)
+    return y if adapter is None else y + adapter(x, rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from deepen.checkpoint.owned_modules import OWNED
+from deepen.checkpoint.owned_maps import OWNED
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import UsageError, nearest
 

@@ -86,7 +86,7 @@ class Attention(nn.Module):
         return Out(linear(self, "out", y, context))
 
     def _turned(self, read: Read, context: Context, writes: bool) -> bool:
-        """Whether nothing comes between the projection and the rotation, so that one rotation turns queries and keys."""
+        """Whether nothing comes between projection and rotation, so that one rotation turns queries and keys."""
         plain = self.q_norm is None and context.on_keys is None and read.k is None and read.v is None
         return plain and writes and context.rotary is not None
 

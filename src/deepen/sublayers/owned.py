@@ -17,22 +17,14 @@ Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:210
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
-from zlib import crc32
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
 
-from deepen.checkpoint.family import Parts
-from deepen.checkpoint.recipes import Recipe, rounded
-from deepen.checkpoint.sources import ByteRange, Source, TensorInfo
 from deepen.program import Own
 
-# The child of a layer list that holds what the program owns.
-OWNED = "owned"
 # alpha / r
 SCALE = 2.0
 EPS = 1e-6
@@ -48,10 +40,10 @@ class Lora(nn.Module):
         self.A = nn.Parameter(torch.empty(rank, reads))
         self.B = nn.Parameter(torch.empty(gives, rank))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out], what is added to the map's own result."""
+    def forward(self, x: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
+        """[..., in] -> [..., out], what is added to the map's own result, or to some rows of it."""
         read = functional.linear(x.to(self.A.dtype), self.A)
-        return (SCALE * functional.linear(read, self.B)).to(x.dtype)
+        return (SCALE * functional.linear(read, self.B if rows is None else self.B[rows])).to(x.dtype)
 
     def update(self) -> torch.Tensor:
         """What is added to the matrix, [out, in]."""
@@ -146,104 +138,17 @@ def stream_module(own: Own, width: int) -> nn.Module | None:
             return None
 
 
-def label(path: str) -> str:
-    """What the adapter of the map at `path` is called; no name that PEFT would take for the map itself."""
-    return path.replace(".", "_")
-
-
-def linear_maps(layer: nn.Module) -> dict[str, nn.Linear | Conv1D]:
-    """The linear maps of a layer by path."""
-    return {path: module for path, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
-
-
-def part_maps(layer: nn.Module, parts: Parts, letters: str) -> dict[str, nn.Linear | Conv1D]:
-    """The linear maps of some parts of a layer by path."""
-    feed_forward = feed_forward_names(layer, parts)
-    return {
-        path: module
-        for path, module in linear_maps(layer).items()
-        if ("f" if path.split(".")[0] in feed_forward else "a") in letters
-    }
-
-
-def feed_forward_names(layer: nn.Module, parts: Parts) -> set[str]:
-    """The submodules that make up the feed-forward; none where a layer is one piece."""
-    return {name for name in parts.feed_forward if name in layer._modules} if parts.kind != "whole" else set()
-
-
-@dataclass(frozen=True, slots=True)
-class Initial:
-    """The value that a tensor of a set starts with, the same each time; A is drawn from a seed made of its name.
-
-    Attributes:
-        name: of the tensor, such as `gate.0.1.bias`.
-        info: its type and shape.
-    """
-
-    name: str
-    info: TensorInfo
-
-    @property
-    def dtype(self) -> str:
-        return self.info.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape
-
-    def range(self, source: Source) -> ByteRange | None:
-        return None
-
-    def compute(self, source: Source) -> torch.Tensor:
-        """The value, in memory of its own."""
-        kind, leaf = self.name.split(".")[0], self.name.rpartition(".")[2]
-        made = torch.zeros(self.shape)
+def start(tensor: torch.Tensor, name: str, generator: torch.Generator | None = None) -> None:
+    """Gives a tensor of a set, called such as `gate.0.1.bias`, the value that it starts with."""
+    kind, leaf = name.split(".")[0], name.rpartition(".")[2]
+    with torch.no_grad():
+        tensor.zero_()
         if kind == "lora" and leaf == "A":
-            bound = 1 / sqrt(self.shape[1])
-            made.uniform_(-bound, bound, generator=torch.Generator().manual_seed(crc32(self.name.encode())))
+            bound = 1 / sqrt(tensor.shape[1])
+            tensor.uniform_(-bound, bound, generator=generator)
         elif (kind, leaf) in (("norm", "gain"), ("gate", "value")):
-            made.fill_(1.0)
+            tensor.fill_(1.0)
         elif (kind, leaf) == ("gate", "bias"):
-            made.fill_(OPEN)
+            tensor.fill_(OPEN)
         elif kind == "inject":
-            made.fill_diagonal_(1.0)
-        return rounded(made, self.dtype, self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A matrix with its adapter added, W + (alpha / r) B A, computed wide and rounded once.
-
-    Attributes:
-        recipe: W [out, in], or [in, out] where `turned`.
-        a: A [r, in].
-        b: B [out, r].
-        turned: the matrix is that of a Conv1D.
-    """
-
-    recipe: Recipe
-    a: Recipe
-    b: Recipe
-    turned: bool
-
-    @property
-    def dtype(self) -> str:
-        return self.recipe.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.recipe.shape
-
-    def range(self, source: Source) -> ByteRange | None:
-        return None
-
-    def compute(self, source: Source) -> torch.Tensor:
-        """The sum.
-
-        Raises:
-            CheckpointError: a finite value would overflow its type.
-        """
-        wide = torch.float64 if self.dtype in ("F32", "F64") else torch.float32
-        matrix, a, b = (recipe.compute(source).to(wide) for recipe in (self.recipe, self.a, self.b))
-        update = SCALE * b @ a
-        return rounded(matrix + (update.T if self.turned else update), self.dtype, "folding an adapter")
+            tensor.fill_diagonal_(1.0)
