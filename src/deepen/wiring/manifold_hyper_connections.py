@@ -7,10 +7,10 @@
     ...  │  pre   │   ...      ...            ...
     X_n ─┴── u    └── mix ── + (post_n y) ── X'_n         y = F(norm(u))
 
-A product of such matrices is one again, so that no depth makes the streams explode. The mean over streams is kept as far
-as the columns converged, which near the identity is slow. `pre` and `post` are in `gated_streams.py`. Logits begin at 0 on the diagonal and -8
-off it (R): zeros would make every site average the streams. The paper does not say how the streams are read out; here
-as their mean or sum (R).
+A product of such matrices is one again, so that no depth makes the streams explode. The mean over streams is kept as
+far as the columns converged, which near the identity is slow. `pre` and `post` are in `gated_streams.py`. Logits begin
+at 0 on the diagonal and -8 off it (R): zeros would make every site average the streams. The paper does not say how the
+streams are read out; here as their mean or sum (R).
 
 Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections, arXiv:2512.24880.
 """
