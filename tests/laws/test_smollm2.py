@@ -100,3 +100,28 @@ def test_i_cost_is_measured(real: Real) -> None:
     assert cost.params == sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
     assert len(cache.layers) == cost.slots == 32
     assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) == cost.cache_bytes
+
+
+def test_a_native_stack_gives_the_same_logits(real: Real) -> None:
+    stack = deepen.to_stack(real.checkpoint)
+    ids = real.inputs["input_ids"]
+    with torch.no_grad():
+        assert off(stack(ids).logits, real.output) < real.tolerance
+    made = deepen.generate(stack, ids, steps=8)
+    assert real.tokenizer.decode(made[0, ids.shape[1] :]).startswith(" Berlin.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wiring",
+    [
+        "denseformer",
+        "hyper-connections",
+        "manifold-hyper-connections",
+        "orthogonal-hyper-connections",
+    ],
+)
+def test_wirings_that_begin_as_pre_ln_keep_the_logits(real: Real, wiring: Any) -> None:
+    stack = deepen.to_stack(real.checkpoint, wiring=wiring)
+    with torch.no_grad():
+        assert off(stack(real.inputs["input_ids"]).logits, real.output) < 4 * real.tolerance
