@@ -5,6 +5,10 @@
     u   = sum_i p_i v_i                        the values are not normalised
     y   = F(norm(u))
 
+    v_0 ─┐
+    v_1 ─┼── softmax over depth ── u ── norm ── F ── v_i+1
+    v_i ─┘
+
 In blocks of `block` sites the sources are the embedding, the sums of the finished blocks, and the sum so far of the
 block that is being computed. The stack's readout has a query too. Queries are 0 at first, so every source has the same
 share. Parameters belong to sites; the first site has one source and so no query.

@@ -2,6 +2,11 @@
 
     Y_i = sum_j alpha_ij X_j       X_0: embedding, X_j: what visit j - 1 left, before any averaging
 
+    X_0 ──────────────────┐
+    X_1 ──────────────────┼── alpha ── Y_i ── visit i + 1 ── X_i+2
+    ...                   │
+    visit i ── X_i+1 ─────┘
+
 Averaged after every `period`-th visit, over every `dilation`-th source counted back from the newest; the newest has
 weight 1 at first and the others 0. A visit is an ordinary Pre-LN layer on Y_i. Weights belong to visits, so each turn
 of a loop has its own, and sources are visits too.

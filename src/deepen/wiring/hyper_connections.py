@@ -4,6 +4,10 @@
     H'  = A_r^T H + B^T F(norm(u))
     out = sum of the streams         marks, gates and hooks see their mean (R)
 
+    H_1 ─┬────────┬── A_r ── + (B_1 y) ── H'_1
+    ...  │  A_m   │   ...      ...        ...
+    H_n ─┴── u    └── A_r ── + (B_n y) ── H'_n        y = F(norm(u))
+
 A dynamic site (the default) adds to each matrix a small function of the streams: s tanh(norm(H) W), W = 0 at first. Row
 i of it depends on stream i alone. Parameters belong to sites.
 

@@ -1,4 +1,9 @@
-"""Post-LN: norm(x + F(x)), without a final norm.
+"""Post-LN: the sum is normalised; without a final norm.
+
+    x' = norm(x + F(x))
+
+    x ──┬── F ── + ── norm ── x'
+        └────────┘
 
 Source: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.
 """

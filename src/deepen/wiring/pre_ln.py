@@ -1,4 +1,9 @@
-"""Pre-LN: x + F(norm(x)). The reference that other wirings are compared with.
+"""Pre-LN: the reference that other wirings are compared with.
+
+    x' = x + F(norm(x))
+
+    x ──┬── norm ── F ── + ── x'
+        └────────────────┘
 
 Source: Xiong et al., On Layer Normalization in the Transformer Architecture, arXiv:2002.04745.
 """
