@@ -19,6 +19,7 @@ LAWS: list[Callable[[Case, str], None]] = [
     laws.gradients_are_right,
     laws.cached_equals_uncached,
     laws.batches_are_independent,
+    laws.recomputed_equals_kept,
     laws.saved_equals_loaded,
     laws.counts_are_right,
     laws.half_precision_is_near,

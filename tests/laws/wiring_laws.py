@@ -252,6 +252,19 @@ def random_programs(kind: Any, seed: int, count: int) -> list[str]:
     return list(islice((text for text in drawn if carried(kind, text)), count))
 
 
+def recomputed_equals_kept(case: Case, program: str) -> None:
+    """A visit that is computed again in the backward pass, as checkpointing does, gives the same gradients."""
+    stack = changed(case, program).train()
+    other = copy.deepcopy(stack)
+    other.checkpointing = True
+    for model in (stack, other):
+        model(tokens()).logits.square().mean().backward()
+    for (name, kept), again in zip(stack.named_parameters(), other.parameters(), strict=True):
+        assert kept.grad is not None
+        assert again.grad is not None
+        assert float((kept.grad - again.grad).abs().max()) <= 1e-12 * float(kept.grad.abs().max()), name
+
+
 @torch.no_grad()
 def saved_equals_loaded(case: Case, program: str) -> None:
     """f: configuration and state make the same model again, bit for bit."""

@@ -2,7 +2,7 @@
 
     v_0 = embedding, v_i = output of site i - 1
     p   = softmax_i(w . RMSNorm(v_i))          one query w a site, no 1 / sqrt(D)
-    u   = sum_i p_i v_i                        the values are not normalised
+    u   = m sum_i p_i v_i                      m: the number of sources; the values are not normalised
     y   = F(norm(u))
 
     v_0 ─┐
@@ -12,6 +12,9 @@
 In blocks of `block` sites the sources are the embedding, the sums of the finished blocks, and the sum so far of the
 block that is being computed. The stack's readout has a query too. Queries are 0 at first, so every source has the same
 share. Parameters belong to sites; the first site has one source and so no query.
+
+The factor m is ours: the norm takes it away, so the function is the paper's, but with it the first u is the stream of
+the Pre-LN model itself, and the eps of trained norms keeps its weight.
 
 Source: Kimi Team, Attention Residuals, arXiv:2603.15031.
 """
@@ -64,7 +67,7 @@ class AttentionResiduals(Wiring):
         block: sites of a block; 1 is the full form.
     """
 
-    equals = "Pre-LN: a mean of all sources is their sum over their number, which the norm takes away"
+    equals = "Pre-LN: with equal shares a site reads the sum of all sources"
     refuses: ClassVar[Mapping[str, str]] = {
         "group": "its sources are outputs of one sequence of sites, and branches are none",
         "scale": "its sources are outputs of sites, and a damped stretch is none",
@@ -116,7 +119,7 @@ class AttentionResiduals(Wiring):
         key = self.queries[index] * self.gains[index]
         logits = wide(history.dot(key)) * torch.stack(state.inverse)
         if part is None:
-            return history.mix(logits.softmax(0))
+            return history.mix(len(logits) * logits.softmax(0))
         own = wide(part @ key) * self._inverse(part)
-        shares = torch.cat([logits, own.unsqueeze(0)]).softmax(0)
+        shares = (1 + len(logits)) * torch.cat([logits, own.unsqueeze(0)]).softmax(0)
         return history.mix(shares[:-1]) + (shares[-1].unsqueeze(-1) * part).to(part.dtype)

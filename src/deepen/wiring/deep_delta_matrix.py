@@ -51,7 +51,7 @@ class Values(NamedTuple):
     source="arXiv:2601.00417",
     title="Deep Delta Learning",
     mechanism="n streams changed along one direction k; read through a convolution of 4 tokens",
-    cost="about 7 n multiply-adds a channel and site; n streams, and a cache of 3 tokens of them a site",
+    cost="about 8 n multiply-adds a channel and site; n streams, and a cache of 3 tokens of them a site",
 )
 class DeepDeltaMatrix(Wiring):
     """The stream of n values a channel.

@@ -46,7 +46,7 @@ def sinkhorn(logits: torch.Tensor, iters: int) -> torch.Tensor:
     source="arXiv:2512.24880",
     title="mHC: Manifold-Constrained Hyper-Connections",
     mechanism="n streams; doubly stochastic mixing, bounded read and write weights",
-    cost="n (n^2 + 3 n + n + 2) multiply-adds a channel and site, `iters` normalisations; n streams are kept",
+    cost="n (n + 1) (n + 2) multiply-adds a channel and site, `iters` normalisations; n streams are kept",
 )
 class ManifoldHyperConnections(GatedStreams):
     """Streams mixed by doubly stochastic matrices.

@@ -62,7 +62,7 @@ def right(p: torch.Tensor) -> torch.Tensor:
     source="arXiv:2609.02672",
     title="Orthogonal Hyper-Connections",
     mechanism="four streams, rotated by unit quaternions; bounded read and write weights",
-    cost="4 (16 + 24) multiply-adds a channel and site; four streams are kept",
+    cost="88 multiply-adds a channel and site; four streams are kept",
 )
 class OrthogonalHyperConnections(GatedStreams):
     """Four streams mixed by rotations.
