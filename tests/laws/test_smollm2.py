@@ -119,6 +119,8 @@ def test_a_native_stack_gives_the_same_logits(real: Real) -> None:
         "hyper-connections",
         "manifold-hyper-connections",
         "orthogonal-hyper-connections",
+        "attention-residuals",
+        {"name": "attention-residuals", "block": 12},
     ],
 )
 def test_wirings_that_begin_as_pre_ln_keep_the_logits(real: Real, wiring: Any) -> None:

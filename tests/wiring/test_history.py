@@ -147,7 +147,7 @@ def test_attention_residuals_written_out(block: int) -> None:
             keys = [gains[index - 1] * v / v.square().mean(-1, keepdim=True).sqrt() for v in sources]
             shares = torch.stack([key @ queries[index - 1] for key in keys]).softmax(0)
             torch.testing.assert_close(shares.sum(0), torch.ones_like(shares[0]))
-            u = sum(share[..., None] * v for share, v in zip(shares, sources, strict=True))
+            u = len(sources) * sum(share[..., None] * v for share, v in zip(shares, sources, strict=True))
         torch.testing.assert_close(seen[index, "read"] if index < 10 else seen[-1, "end"], u)
         if index < 10:
             y = seen[index, "update"]
