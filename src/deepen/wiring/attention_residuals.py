@@ -78,6 +78,7 @@ class AttentionResiduals(Wiring):
     marks: ClassVar[Mapping[str, str]] = {
         "C": "the equations, blocks, queries of 0 at first",
         "N": "the equality with Pre-LN of both forms",
+        "R": "the factor m, which the norm takes away",
     }
 
     def __init__(self, shape: Shape, *, block: Annotated[int, Field(ge=1)] = 1) -> None:
