@@ -30,6 +30,8 @@ from deepen.wiring.elc_bert import ELCBert
 from deepen.wiring.hyper_connections import HyperConnections
 from deepen.wiring.manifold_hyper_connections import ManifoldHyperConnections
 from deepen.wiring.orthogonal_hyper_connections import OrthogonalHyperConnections, left, right, unit
+from deepen.wiring.pre_ln import PreLN
+from deepen.wiring.rezero import ReZero
 from tests.laws import wiring_laws as laws
 from tests.laws.wiring_laws import GROUP, LOOPED, PLAIN, Case
 from tests.wiring import test_history as history
@@ -187,6 +189,51 @@ class GroupsOneLate(CrossLayerAttention):
         return replace(made, visits=swapped)
 
 
+class SlotsOfEveryVisit(CrossLayerAttention):
+    def plan(self, plan: Any) -> Any:
+        return replace(super().plan(plan), slots=plan.slots)
+
+
+class UnsavedFactor(PreLN):
+    """A random number that is no parameter."""
+
+    def reset(self) -> None:
+        self.factor = 1 + float(torch.rand(()))
+
+    def write(self, state: Any, site: Any, read: Any, y: Any, norm: Any) -> Any:
+        return self.factor * state + y
+
+
+class RemembersCalls(PreLN):
+    """A second computation of a site is another function."""
+
+    calls = 0
+
+    def write(self, state: Any, site: Any, read: Any, y: Any, norm: Any) -> Any:
+        self.calls += 1
+        return state + y * (1 + self.calls % 13)
+
+
+class CentresTheBatch(PreLN):
+    def write(self, state: Any, site: Any, read: Any, y: Any, norm: Any) -> Any:
+        return state + y - y.mean(0)
+
+
+class NotLearned(ReZero):
+    """Only the first factor is used."""
+
+    def write(self, state: Any, site: Any, read: Any, y: Any, norm: Any) -> Any:
+        return state + self.factors[0] * y
+
+
+class FactorsStepTwice(ReZero):
+    """A gradient that is not that of the function."""
+
+    def write(self, state: Any, site: Any, read: Any, y: Any, norm: Any) -> Any:
+        factor = self.factors[site.visit]
+        return state + (2 * factor - factor.detach()) * y
+
+
 Check = Callable[[], object]
 MUTANTS: list[tuple[str, type[Wiring], Check]] = [
     ("hyper-connections", MixingUnused, lambda: laws.every_parameter_learns(Case("hyper-connections"), PLAIN)),
@@ -262,6 +309,12 @@ MUTANTS: list[tuple[str, type[Wiring], Check]] = [
     ),
     ("deep-delta-matrix", ForgetsEarlierTokens, lambda: laws.cached_equals_uncached(Case("deep-delta-matrix"), LOOPED)),
     ("deep-delta-matrix", SeesPadding, lambda: laws.batches_are_independent(Case("deep-delta-matrix"), GROUP)),
+    ("cross-layer-attention", SlotsOfEveryVisit, lambda: laws.counts_are_right(Case("cross-layer-attention"), PLAIN)),
+    ("pre-ln", UnsavedFactor, lambda: laws.saved_equals_loaded(Case("pre-ln"), PLAIN)),
+    ("pre-ln", RemembersCalls, lambda: laws.recomputed_equals_kept(Case("pre-ln"), PLAIN)),
+    ("pre-ln", CentresTheBatch, lambda: laws.batches_are_independent(Case("pre-ln"), PLAIN)),
+    ("rezero", NotLearned, lambda: laws.every_parameter_learns(Case("rezero"), LOOPED)),
+    ("rezero", FactorsStepTwice, lambda: laws.gradients_are_right(Case("rezero"), LOOPED)),
     ("cross-layer-attention", GroupsOneLate, lambda: laws.cached_equals_uncached(Case("cross-layer-attention"), PLAIN)),
 ]
 
