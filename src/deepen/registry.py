@@ -27,6 +27,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 # Every module that defines methods, in the order in which they are listed.
 MODULES: tuple[str, ...] = (
+    "deepen.train.losses",
+    "deepen.train.select",
     "deepen.wiring.pre_ln",
     "deepen.wiring.post_ln",
     "deepen.wiring.sandwich",

@@ -131,6 +131,7 @@ def test_a_model_learns_nothing_from_itself() -> None:
     assert max(each.grad.abs().max().item() for each in model.parameters() if each.grad is not None) < 1e-7
 
 
+@pytest.mark.method("distillation")
 def test_distillation_is_its_formula() -> None:
     model, teacher, ids = Bag(0), Bag(1), counting()(0)
     mine, theirs = (each(ids).logits[:, :-1].double() / 3.0 for each in (model, teacher))

@@ -29,6 +29,7 @@ def looped(place: Path, family: str) -> tuple[deepen.Checkpoint, torch.nn.Module
     return ck, ck.load(dtype="float64" if family == "mamba" else "float32")
 
 
+@pytest.mark.method("lora")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_begins_at_the_model_moves_nothing_of_it_and_merges(family: str, tmp_path: Path) -> None:
     ck, model = looped(tmp_path, family)

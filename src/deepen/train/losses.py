@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
 from deepen.errors import UsageError
+from deepen.registry import method
 
 
 class Loss(Protocol):
@@ -46,6 +47,14 @@ class CrossEntropy:
         return cross_entropy(predicted, ids[:, self.scored_from :].flatten())
 
 
+@method(
+    "distillation",
+    family="train",
+    source="arXiv:1503.02531",
+    title="Distilling the Knowledge in a Neural Network",
+    mechanism="learn the predictions of a teacher, and its streams at marks, beside the text",
+    cost="a forward pass of the teacher",
+)
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
     """Cross-entropy and the teacher's predictions, weighted.

@@ -20,6 +20,7 @@ from torch import nn
 from deepen.checkpoint.owned_maps import OWNED
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import UsageError, nearest
+from deepen.registry import method
 
 if TYPE_CHECKING:
     from deepen.checkpoint.load import PreTrainedModel
@@ -86,6 +87,14 @@ def layer_prefixes(model: PreTrainedModel, tower: str, layers: Sequence[int | st
     return [prefix for prefix, key in found.items() if not layers or key.layer in layers or str(key) in layers]
 
 
+@method(
+    "lora",
+    family="train",
+    source="arXiv:2106.09685",
+    title="LoRA: Low-Rank Adaptation of Large Language Models",
+    mechanism="train a product of two thin matrices beside each matrix: W x + (alpha / r) B A x, B = 0 at first",
+    cost="r (in + out) parameters a matrix, none after merging",
+)
 def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int | str] = ()) -> Any:
     """Puts adapters beside the matrices of these layers, and leaves only the adapters trainable.
 
