@@ -10,8 +10,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.family import Parts
-from deepen.checkpoint.recipes import Recipe, rounded
-from deepen.checkpoint.sources import ByteRange, Source, TensorInfo
+from deepen.checkpoint.recipes import Alike, Described, Recipe, rounded
+from deepen.checkpoint.sources import Source, TensorInfo
 from deepen.sublayers.owned import SCALE, start
 
 # The child of a layer list that holds what the program owns.
@@ -44,7 +44,7 @@ def feed_forward_names(layer: nn.Module, parts: Parts) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Initial:
+class Initial(Described):
     """The value that a tensor of a set starts with, the same each time; A is drawn from a seed made of its name.
 
     Attributes:
@@ -55,17 +55,6 @@ class Initial:
     name: str
     info: TensorInfo
 
-    @property
-    def dtype(self) -> str:
-        return self.info.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape
-
-    def range(self, source: Source) -> ByteRange | None:
-        return None
-
     def compute(self, source: Source) -> torch.Tensor:
         """The value, in memory of its own."""
         made = torch.empty(self.shape)
@@ -74,7 +63,7 @@ class Initial:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(Alike):
     """A matrix with its adapter added, W + (alpha / r) B A, computed wide and rounded once.
 
     Attributes:
@@ -88,17 +77,6 @@ class Folded:
     a: Recipe
     b: Recipe
     turned: bool
-
-    @property
-    def dtype(self) -> str:
-        return self.recipe.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.recipe.shape
-
-    def range(self, source: Source) -> ByteRange | None:
-        return None
 
     def compute(self, source: Source) -> torch.Tensor:
         """The sum.

@@ -44,11 +44,10 @@ class Recipe(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The tensor `name` of the source, unchanged."""
+class Described:
+    """A recipe whose result is described by its field `info`, and lies in no file as it is."""
 
-    name: str
+    __slots__ = ()
     info: TensorInfo
 
     @property
@@ -58,6 +57,35 @@ class Copy:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.info.shape
+
+    def range(self, source: Source) -> ByteRange | None:
+        return None
+
+
+class Alike:
+    """A recipe whose result has the type and shape of its field `recipe`, and lies in no file as it is."""
+
+    __slots__ = ()
+    recipe: Recipe
+
+    @property
+    def dtype(self) -> str:
+        return self.recipe.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.recipe.shape
+
+    def range(self, source: Source) -> ByteRange | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Described):
+    """The tensor `name` of the source, unchanged."""
+
+    name: str
+    info: TensorInfo
 
     def range(self, source: Source) -> ByteRange | None:
         """Where the tensor lies in a file, or None if the source has to compute it."""
@@ -81,24 +109,13 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
+class Zeros(Described):
     """A tensor of zeros, of any type that has a zero."""
 
     info: TensorInfo
 
     def __post_init__(self) -> None:
         _check_zero(self.info.dtype)
-
-    @property
-    def dtype(self) -> str:
-        return self.info.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape
-
-    def range(self, source: Source) -> ByteRange | None:
-        return None
 
     def compute(self, source: Source) -> torch.Tensor:
         """The zeros."""
@@ -107,7 +124,7 @@ class Zeros:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Alike):
     """`factor` times another recipe, computed in fp32 (fp64 for F64) and rounded once to the type of the recipe.
 
     A factor of 0 gives exact zeros, also where the recipe is infinite or not a number, and for every type. Other
@@ -124,14 +141,6 @@ class Scaled:
             _check_zero(self.dtype)
         elif self.factor != 1 and self.dtype not in NUMBERS:
             raise CheckpointError(_not_numbers("scaled", self.dtype))
-
-    @property
-    def dtype(self) -> str:
-        return self.recipe.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.recipe.shape
 
     def range(self, source: Source) -> ByteRange | None:
         """The bytes of the inner recipe when the factor is 1, else None."""

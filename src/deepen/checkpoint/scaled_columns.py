@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deepen.checkpoint.recipes import Recipe
+from deepen.checkpoint.recipes import Alike, Recipe
 from deepen.checkpoint.sources import ByteRange, Source
 
 if TYPE_CHECKING:
@@ -13,19 +13,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledQuery:
+class ScaledQuery(Alike):
     """A fused projection [d, 3d] or bias [3d], stored query first, with its query scaled by `factor`."""
 
     recipe: Recipe
     factor: float
-
-    @property
-    def dtype(self) -> str:
-        return self.recipe.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.recipe.shape
 
     def range(self, source: Source) -> ByteRange | None:
         return self.recipe.range(source) if self.factor == 1 else None

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deepen.checkpoint.computed import ComputedSource, layer_tensors
-from deepen.checkpoint.recipes import NUMBERS, Copy, Recipe, rounded
+from deepen.checkpoint.recipes import NUMBERS, Copy, Described, Recipe, rounded
 from deepen.errors import CheckpointError, FamilyError, UsageError
 from deepen.registry import method
 from deepen.surgery.place import tower_key
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from deepen.checkpoint.checkpoint import Checkpoint
     from deepen.checkpoint.family import Tower
-    from deepen.checkpoint.sources import ByteRange, Source, TensorInfo
+    from deepen.checkpoint.sources import Source, TensorInfo
     from deepen.program import Visit
 
 # Singular values below this share of the largest are rounding.
@@ -154,23 +154,12 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Factor:
+class Factor(Described):
     """One factor of a difference as a tensor of the files."""
 
     difference: Difference
     letter: str
     info: TensorInfo
-
-    @property
-    def dtype(self) -> str:
-        return self.info.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape
-
-    def range(self, source: Source) -> ByteRange | None:
-        return None
 
     def compute(self, source: Source) -> torch.Tensor:
         """The factor, rounded once."""
@@ -193,5 +182,6 @@ def factors(difference: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Te
     # The other side's vectors, each as long as its singular value.
     long = difference.T @ vectors if wide else difference @ vectors
     values = long.norm(dim=0)
-    unit = long / values.clamp(min=LEAST * values.max().clamp(min=torch.finfo(values.dtype).tiny))
+    # Of a difference of 0 every value is 0, and so is what is divided.
+    unit = long / values.clamp(min=(LEAST * values.max()).clamp(min=torch.finfo(values.dtype).tiny))
     return (unit.T, vectors * values / 2) if wide else (vectors.T, long / 2)
