@@ -38,7 +38,9 @@ def runs() -> Iterator[object]:
         for label, program in programs.items():
             if laws.carried(case.kind, program):
                 for law in LAWS[:4] if case.options else LAWS:
-                    yield pytest.param(law, case, program, id=f"{case}-{label}-{law.__name__}")
+                    # what holds in a loop holds without one; the slow set makes sure
+                    marks = [pytest.mark.slow] if label == "plain" else []
+                    yield pytest.param(law, case, program, id=f"{case}-{label}-{law.__name__}", marks=marks)
 
 
 def test_every_wiring_and_every_option_has_a_case() -> None:
