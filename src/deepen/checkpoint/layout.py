@@ -205,6 +205,8 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
             scope(config, tower)[tower.repeats] = len(origins) if form == "baked" else len(ck.plan(tower.name).visits)
     names = layer_names(ck, layers)
     config = quantisation(config, names)
+    if left := left_out(ck):
+        notes.append(left)
     folds = {name: module for name, module in ck.family.folds_index.items() if config.get(name)}
     for name in folds:
         config[name] = False
