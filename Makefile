@@ -39,9 +39,10 @@ format: $(VENV)/.lint
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.demo $(PEER)/.ready
+bench: $(VENV)/.demo $(VENV)/.peers $(PEER)/.ready
 	@mkdir -p benchmarks/results
-	@for name in correctness identity_speed apply_speed score_speed search_speed; do \
+	@for name in correctness identity_speed apply_speed score_speed search_speed heal_speed relax_speed stack_speed \
+	  wiring_overhead; do \
 	  echo "== $$name"; \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
 	done
@@ -70,6 +71,11 @@ $(VENV)/.test: $(VENV)/.demo
 
 $(VENV)/.lint: $(VENV)/.demo
 	@$(BIN)/python $(PIP) -e '.[lint]'
+	@touch $@
+
+# Peers of the benchmarks that run in one process with deepen.
+$(VENV)/.peers: $(VENV)/.demo
+	@$(BIN)/python $(PIP) 'peft>=0.19' x-transformers==2.31.10
 	@touch $@
 
 # The tool that the benchmarks compare with lives in an environment of its own, with the same torch and transformers.
