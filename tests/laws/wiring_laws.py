@@ -86,9 +86,13 @@ CASES = (
     Case("elc-bert"),
     Case("elc-bert", {"variant": "zero", "weighted_output": True}),
     Case("elc-bert", {"variant": "normalized"}),
+    Case("highway"),
+    Case("highway", {"bias": 0.5}),
     Case("hyper-connections", equal=True),
     Case("hyper-connections", {"streams": 3}, equal=True),
     Case("hyper-connections", {"streams": 2, "dynamic": False}, equal=True),
+    Case("layer-drop", equal=True),
+    Case("layer-drop", {"drop": 0.5}, equal=True),
     Case("layer-scale"),
     Case("layer-scale", {"value": 1.0}, equal=True),
     Case("looped-scaling", {"strength": 2.0}),
@@ -98,9 +102,14 @@ CASES = (
     Case("orthogonal-hyper-connections", {"readout": "sum"}, equal=True),
     Case("post-ln"),
     Case("pre-ln", equal=True),
+    Case("prores"),
+    Case("prores", {"schedule": "stagewise-L", "base": 400}),
     Case("rezero"),
     Case("rezero", {"per": "site"}),
     Case("sandwich"),
+    Case("skipinit"),
+    Case("stochastic-depth", equal=True),
+    Case("stochastic-depth", {"last": 0.8, "form": "paper", "per": "batch"}),
 )
 
 
@@ -131,6 +140,8 @@ def at_first(case: Case, program: str | None, **settings: Any) -> Stack:
     fields |= {"window": (None, 4, None), "eps": 0.0, "context": 64, **settings}
     wiring = {"name": case.name, **case.options}
     stack = Stack(StackConfig(program=program, wiring=wiring, **fields)).double().eval()
+    # what grows over training is on its way
+    stack.wiring.set_step(1500)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in layer_parameters(stack):
@@ -258,6 +269,8 @@ def recomputed_equals_kept(case: Case, program: str) -> None:
     other = copy.deepcopy(stack)
     other.checkpointing = True
     for model in (stack, other):
+        # the same draws where a wiring draws in training
+        torch.manual_seed(6)
         model(tokens()).logits.square().mean().backward()
     for (name, kept), again in zip(stack.named_parameters(), other.parameters(), strict=True):
         assert kept.grad is not None

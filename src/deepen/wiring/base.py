@@ -122,6 +122,9 @@ class Wiring(nn.Module):
     def reset(self) -> None:
         """Gives its parameters their initial values; called once they have memory."""
 
+    def set_step(self, step: int) -> None:
+        """Tells it how many steps of training are done; only schedules listen."""
+
     def initialise(self, layers: Mapping[int, nn.Module]) -> None:
         """Changes the initial values of the layers, after the recipe has set them."""
 
