@@ -47,6 +47,7 @@ MODULES: tuple[str, ...] = (
     "deepen.wiring.elc_bert",
     "deepen.wiring.hyper_connections",
     "deepen.wiring.manifold_hyper_connections",
+    "deepen.wiring.identity_hyper_connections",
     "deepen.wiring.orthogonal_hyper_connections",
     "deepen.wiring.deep_delta",
     "deepen.wiring.deep_delta_matrix",

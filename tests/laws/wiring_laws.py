@@ -91,6 +91,8 @@ CASES = (
     Case("hyper-connections", equal=True),
     Case("hyper-connections", {"streams": 3}, equal=True),
     Case("hyper-connections", {"streams": 2, "dynamic": False}, equal=True),
+    Case("identity-hyper-connections", equal=True),
+    Case("identity-hyper-connections", {"streams": 2, "readout": "sum"}, equal=True),
     Case("layer-drop", equal=True),
     Case("layer-drop", {"drop": 0.5}, equal=True),
     Case("layer-scale"),
