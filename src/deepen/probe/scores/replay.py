@@ -92,7 +92,7 @@ def keeping(visits: VisitList) -> Iterator[Kept]:
 
 def runs(entry: Entry) -> nn.Module:
     """The module that a visit runs: its layer, or a view of it without some part."""
-    return entry.partial or entry.layer
+    return entry.own or entry.layer
 
 
 def before(visits: VisitList, kept: Kept, visit: int) -> dict[int, nn.Module]:
@@ -115,5 +115,5 @@ def with_stream(out: Any, stream: torch.Tensor) -> Any:
 
 def _with(entry: Entry, module: nn.Module) -> Entry:
     changed = copy.copy(entry)
-    changed.partial = module
+    changed.own = module
     return changed
