@@ -126,6 +126,7 @@ def test_repeats_are_found_where_they_pay(method: str) -> None:
     assert best.nll == 10 - 2 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.method("evolution")
 def test_what_is_learned_guides_the_draws() -> None:
     """Of 16 layers 8 may go at no harm; evolution gets nearer to these than as many random draws do."""
@@ -178,7 +179,9 @@ def toy(
     )
 
 
-@pytest.mark.parametrize("method", ["greedy", "random", "evolution", "mcts"])
+@pytest.mark.parametrize(
+    "method", ["greedy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("random", "evolution", "mcts"))]
+)
 def test_the_seed_gives_the_result(model: tuple[Any, str], method: str, tmp_path: Path) -> None:
     options = {"budget": "0.5", "candidates": 40, "moves": ["drop", "part", "repeat", "swap"]}
     one = found_by(model, method, seed=3, path=tmp_path / "one.json", **options)
@@ -194,8 +197,10 @@ def order(path: Path) -> list[list]:
     return json.loads(path.read_text())["candidates"]
 
 
-@pytest.mark.parametrize("method", ["beam", "evolution", "mcts"])
-@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize(
+    "method", ["beam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("evolution", "mcts"))]
+)
+@pytest.mark.parametrize("after", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_search_ends_as_if_undisturbed(
     model: tuple[Any, str], method: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +267,7 @@ def test_held_out_text_is_read_once_at_the_end(
     assert {text for _, text in read[:-1]} == {searched}
 
 
+@pytest.mark.slow
 def test_the_held_out_text_decides_nothing(model: tuple[Any, str]) -> None:
     ck, text = model
     searched, held_out = halves(text)
@@ -317,6 +323,7 @@ def test_few_candidates_still_give_a_program(model: tuple[Any, str], method: str
     assert not found.ended
 
 
+@pytest.mark.slow
 def test_a_beam_search_shares_its_visits(tmp_path: Path) -> None:
     ck = deepen.open(checkpoint(tmp_path / "deep", num_hidden_layers=30))
     found = search(ck, TEXT[:200], budget="0.75", method="beam", candidates=200, **READING)

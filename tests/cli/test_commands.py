@@ -60,6 +60,7 @@ def test_apply(place: Path) -> None:
     assert (place / "small" / "tokenizer.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_native_form_is_read_back_by_every_command(place: Path) -> None:
     assert deepen("apply", place / "llama", LOOP, "-o", place / "native").status == 0
     shown = json.loads(deepen("show", place / "native", "--json").out)
@@ -71,6 +72,7 @@ def test_the_native_form_is_read_back_by_every_command(place: Path) -> None:
     assert same[0] == same[1]
 
 
+@pytest.mark.slow
 def test_families_check() -> None:
     right = deepen("families", "--check", "llama", "--json")
     report = json.loads(right.out)
@@ -101,6 +103,7 @@ def test_methods() -> None:
     assert "deepen/probe/scores/block_influence.py" in line
 
 
+@pytest.mark.slow
 def test_demo(place: Path) -> None:
     out = place / "demo"
     arguments = ["demo", "--model", place / "llama", "--data", place / "text.txt", "--out", out, "--tokens", "600"]
@@ -162,6 +165,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_still_gets_the_drawing(place: Path) -> None:
     ran = deepen("show", place / "llama", LOOP, env={"PYTHONIOENCODING": "ascii"})
     assert (ran.status, ran.err) == (0, "")

@@ -76,6 +76,7 @@ def test_e_cached_is_uncached_and_l_causal(real: Real, seed: int) -> None:
     assert off(after[:, 8:], full[:, 8:]) > 1.0
 
 
+@pytest.mark.slow
 def test_f_saves_exactly_g_puts_back_and_h_bakes(real: Real, tmp_path: Path) -> None:
     changed = real.checkpoint.apply("0-9 (10-12)*2 13-27")
     expected = output_of(changed.load(), real.inputs)

@@ -27,7 +27,7 @@ LAWS: list[Callable[[Case, str], None]] = [
 ]
 REFUSALS = [(name, feature) for name in NAMES for feature in Case(name).kind.refuses]
 # One of each kind of state; a trace takes seconds, so the others are traced in the slow set.
-TRACED = ("denseformer", "deep-delta-matrix")
+TRACED = ("denseformer", "hyper-connections")
 PROGRAMS = {"plain": PLAIN, "looped": LOOPED, "group": GROUP}
 
 

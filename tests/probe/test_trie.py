@@ -39,7 +39,9 @@ def alone(ck: Checkpoint, program: str, **options: int | None) -> Evaluation:
 FAMILIES = ["llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "qwen3_moe", "mamba", "falcon", "opt", "granite"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FAMILIES[:2], *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES[2:])]
+)
 def test_equals_separate_evaluation_bit_for_bit(family: str, tmp_path: Path) -> None:
     ck = deepen.open(checkpoint(tmp_path / family, family))
     parts = ck.family.tower("").parts

@@ -46,6 +46,7 @@ def kill_and_compare(folder: Path, kills: int) -> None:
     assert not list(folder.glob(".*"))
 
 
+@pytest.mark.slow
 def test_two_kills(tmp_path: Path) -> None:
     kill_and_compare(tmp_path / "run", 2)
 
