@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deepen.adaptive.search.search import search as search
     from deepen.checkpoint.checkpoint import Checkpoint as Checkpoint
     from deepen.checkpoint.open import open_checkpoint as open
+    from deepen.checkpoint.stack_model import to_transformers as to_transformers
     from deepen.checkpoint.stack_weights import save_stack as save_stack
     from deepen.checkpoint.stack_weights import to_stack as to_stack
     from deepen.probe.activations import activations as activations
@@ -127,6 +128,7 @@ _LAZY = {
     "stack_middle": "deepen.surgery.stack:stack_middle",
     "tie": "deepen.surgery.tie:tie",
     "to_stack": "deepen.checkpoint.stack_weights:to_stack",
+    "to_transformers": "deepen.checkpoint.stack_model:to_transformers",
     "upscale": "deepen.surgery.upscale:upscale",
     "widen": "deepen.surgery.widen:widen",
 }

@@ -85,6 +85,15 @@ def test_scores_are_those_of_the_program(llama: Checkpoint, task: Path, program:
     assert "acc_norm" in found
 
 
+def test_a_native_stack_scores_as_its_checkpoint(llama: Checkpoint, task: Path) -> None:
+    ck = llama.apply("5 (1-2)*2 0")
+    model = deepen.to_transformers(deepen.to_stack(ck))
+    (found, *_), (expected, *_) = (
+        deepen.evaluate_tasks(subject, [str(task)], tokenizer=ck.tokenizer()) for subject in (model, ck)
+    )
+    assert (found.metric, found.value, found.samples) == (expected.metric, expected.value, 5)
+
+
 def test_limit_and_shots(llama: Checkpoint, tmp_path: Path) -> None:
     example = {"country": "chile", "choices": ["lima", "santiago"], "answer": 1}
     text = TASK.replace("capitals.jsonl}", "capitals.jsonl, shot: shot.json}") + "fewshot_split: shot\n"

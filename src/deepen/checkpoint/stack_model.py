@@ -195,6 +195,13 @@ class DeepenForCausalLM(DeepenPreTrained, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=result.logits, cache=cache)  # pyright: ignore
 
 
+def to_transformers(stack: Stack) -> DeepenForCausalLM:
+    """A stack as a model of transformers; the two share their parameters."""
+    model = DeepenForCausalLM(DeepenConfig(stack=stack.config))
+    model.stack = stack
+    return model.train(stack.training)
+
+
 # Passed by generate and Trainer, without meaning for a stack: it counts positions by the attention mask.
 UNUSED = frozenset(
     {
