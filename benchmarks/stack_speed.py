@@ -1,9 +1,9 @@
 """What a native stack costs against its peers: a training step, and greedy generation.
 
-The shape is 8 layers of width 256 with 4 heads, feed-forward 688, vocabulary 256: Pre-LN with RMS norms, rotary positions
-and SwiGLU on all sides. The contestants take turns on the same tokens. By default on one thread and in processor time,
-which other load on the machine moves least. `--compile` compares compiled steps. `--smollm2` adds generation from
-SmolLM2-135M. Peak memory is that of processes of their own that take one training step.
+The shape is 8 layers of width 256 with 4 heads, feed-forward 688, vocabulary 256: Pre-LN with RMS norms, rotary
+positions and SwiGLU on all sides. The contestants take turns on the same tokens. By default on one thread and in
+processor time, which other load on the machine moves least. `--compile` compares compiled steps. `--smollm2` adds
+generation from SmolLM2-135M. Peak memory is that of processes of their own that take one training step.
 """
 
 from __future__ import annotations

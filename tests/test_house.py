@@ -170,7 +170,9 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
     assert example.count(f'"{EXAMPLE}"') == 1
     tokens = "import torch\ntokens = torch.tensor([[1, 2, 3]])"
     checks = ["assert type(again).__name__ == 'Qwen3ForCausalLM'", "assert wide.load().deepen.plans"]
-    code = "\n".join([example.replace(f'"{EXAMPLE}"', '"model"'), f"text = {TEXT!r}", transforms, tokens, stacks, *checks])
+    code = "\n".join(
+        [example.replace(f'"{EXAMPLE}"', '"model"'), f"text = {TEXT!r}", transforms, tokens, stacks, *checks]
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "looped", "model", "smaller"]
