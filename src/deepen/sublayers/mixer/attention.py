@@ -61,12 +61,13 @@ class Attention(nn.Module):
         slot = context.slot
         writes = slot is None or slot.writes
         batch, length = read.u.shape[:2]
-        q, k, v = self._project(read, context, writes)
+        turned = self._turned(read, context, writes)
+        q, k, v = self._project(read, context, writes, turned)
         if context.on_keys is not None:
             q, k, v = context.on_keys(q, k, v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k) if writes else k
-        if context.rotary is not None and not self._turned(read, context, writes):
+        if context.rotary is not None and not turned:
             q = rotated(q, *context.rotary)
             k = rotated(k, *context.rotary) if writes else k
         k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -90,15 +91,17 @@ class Attention(nn.Module):
         plain = self.q_norm is None and context.on_keys is None and read.k is None and read.v is None
         return plain and writes and context.rotary is not None
 
-    def _project(self, read: Read, context: Context, writes: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, T, H, d), keys and values (B, T, R, d); no keys and values where another visit writes them."""
+    def _project(
+        self, read: Read, context: Context, writes: bool, turned: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (B, T, H, d), keys and values (B, T, R, d), rotated where `turned`; queries alone where it only reads."""
         d, h, r = self.head_width, self.heads, self.kv_heads
         if not writes:
             q = linear(self, "qkv", read.u, context, slice(h * d)).unflatten(-1, (h, d))
             return q, q[..., :0, :], q[..., :0, :]
         if read.k is None and read.v is None:
             heads = linear(self, "qkv", read.u, context).unflatten(-1, (h + 2 * r, d))
-            if self._turned(read, context, writes) and context.rotary is not None:
+            if turned and context.rotary is not None:
                 heads, v = heads.split((h + r, r), dim=-2)
                 q, k = rotated(heads, *context.rotary).split((h, r), dim=-2)
                 return q, k, v
