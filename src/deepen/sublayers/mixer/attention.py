@@ -94,7 +94,7 @@ class Attention(nn.Module):
     def _project(
         self, read: Read, context: Context, writes: bool, turned: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, T, H, d), keys and values (B, T, R, d), rotated where `turned`; queries alone where it only reads."""
+        """Queries (B, T, H, d), keys and values (B, T, R, d), rotated where `turned`; or queries alone."""
         d, h, r = self.head_width, self.heads, self.kv_heads
         if not writes:
             q = linear(self, "qkv", read.u, context, slice(h * d)).unflatten(-1, (h, d))
