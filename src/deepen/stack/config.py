@@ -14,10 +14,20 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from deepen.errors import UsageError, nearest
 from deepen.registry import lookup, methods
+from deepen.stack.parametrisation import require_recipe, require_wiring
 
 
 class StackConfig(BaseModel):
@@ -46,7 +56,9 @@ class StackConfig(BaseModel):
         bias: whether the other linear maps have one.
         tied: whether the head is the embedding.
         wiring: its name, or a table of its name and options.
-        init: the recipe of initial values; see `deepen.stack.init`.
+        init: the recipe of initial values; see `deepen.stack.init`. Where none is given, that of the parametrisation.
+        parametrisation: how factors, initial values and rates follow from width and depth: a name, or a table of its
+            name and options; see `deepen.stack.parametrisation`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,25 +86,27 @@ class StackConfig(BaseModel):
     tied: bool = True
     wiring: str | dict[str, Any] = "pre-ln"
     init: str = "gpt2"
+    parametrisation: str | dict[str, Any] = "standard"
 
-    @field_validator("wiring")
+    @field_validator("wiring", "parametrisation")
     @classmethod
-    def _known_wiring(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+    def _known(cls, value: str | dict[str, Any], info: ValidationInfo) -> str | dict[str, Any]:
+        family = str(info.field_name)
         table = {"name": value} if isinstance(value, str) else dict(value)
         if not isinstance(name := table.pop("name", None), str):
-            raise ValueError("a wiring is a name, or a table with a name and its options")
-        if name not in (known := [each.name for each in methods("wiring")]):
-            raise ValueError(f"no wiring {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+            raise ValueError(f"a {family} is a name, or a table with a name and its options")
+        if name not in (known := [each.name for each in methods(family)]):
+            raise ValueError(f"no {family} {name!r}{nearest(name, known)}; known are {', '.join(known)}")
         options = list(inspect.signature(lookup(name).implementation).parameters)[1:]
         if unknown := next((option for option in table if option not in options), None):
             expected = f"it takes {', '.join(options)}" if options else "it takes none"
-            raise ValueError(f"the wiring {name} has no option {unknown!r}{nearest(unknown, options)}; {expected}")
+            raise ValueError(f"the {family} {name} has no option {unknown!r}{nearest(unknown, options)}; {expected}")
         types = get_type_hints(lookup(name).implementation.__init__, include_extras=True)  # pyright: ignore
         for option, given in table.items():
             try:
                 TypeAdapter(types[option]).validate_python(given)
             except ValidationError as error:
-                raise ValueError(f"the option {option} of the wiring {name}: {error.errors()[0]['msg']}") from None
+                raise ValueError(f"the option {option} of the {family} {name}: {error.errors()[0]['msg']}") from None
         return value
 
     @model_validator(mode="after")
@@ -110,7 +124,17 @@ class StackConfig(BaseModel):
             raise ValueError(f"window lists {len(self.window)} windows for {self.layers} layers")
         if any(window is not None and window < 1 for window in windows):
             raise ValueError("a window holds 1 token or more; null means all of them")
+        self._require_parametrisation()
         return self
+
+    def _require_parametrisation(self) -> None:
+        rule, _ = self.parametrisation_options
+        kind, (wiring, _) = lookup(rule).implementation, self.wiring_options
+        require_wiring(rule, kind, wiring, lookup(wiring).implementation.before)  # pyright: ignore
+        if "init" in self.model_fields_set or not kind.recipes:  # pyright: ignore
+            require_recipe(rule, kind, self.init)  # pyright: ignore
+        else:
+            object.__setattr__(self, "init", kind.recipes[0])  # pyright: ignore
 
     @property
     def head(self) -> int:
@@ -131,9 +155,12 @@ class StackConfig(BaseModel):
     @property
     def wiring_options(self) -> tuple[str, dict[str, Any]]:
         """The name of the wiring, and its options."""
-        if isinstance(self.wiring, str):
-            return self.wiring, {}
-        return self.wiring["name"], {name: value for name, value in self.wiring.items() if name != "name"}
+        return _options(self.wiring)
+
+    @property
+    def parametrisation_options(self) -> tuple[str, dict[str, Any]]:
+        """The name of the parametrisation, and its options."""
+        return _options(self.parametrisation)
 
     @classmethod
     def read(cls, source: str | Path | dict[str, Any]) -> StackConfig:
@@ -157,6 +184,12 @@ class StackConfig(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             raise UsageError(_told(error, where)) from None
+
+
+def _options(value: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(value, str):
+        return value, {}
+    return value["name"], {name: given for name, given in value.items() if name != "name"}
 
 
 def _told(error: ValidationError, where: str) -> str:

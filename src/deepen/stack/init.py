@@ -10,7 +10,7 @@
 
 Output matrices are those that write to the stream. `visits` and `sites` count every turn of a loop at its maximum.
 Norms begin at 1, biases at 0. Copies `!` begin equal to their layer, copies `!zero` with output matrices and biases
-of 0, copies `!rand` by the recipe.
+of 0, copies `!rand` by the recipe. A parametrisation multiplies the deviations: `deepen.stack.parametrisation`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import torch
 from torch import nn
 
 from deepen.errors import UsageError, nearest
+from deepen.stack.parametrisation import OUTPUTS, records
 
 if TYPE_CHECKING:
     from deepen.stack.stack import Stack
 
-OUTPUTS = ("out", "down")
+# Gives a tensor values of a standard deviation.
+Fill = Callable[[torch.Tensor, float], object]
 
 
 class Deviations(NamedTuple):
@@ -67,32 +69,34 @@ def initialise(stack: Stack, seed: int | None) -> None:
         raise UsageError(
             f"no recipe of initial values {name!r}{nearest(name, RECIPES)}; known are {', '.join(RECIPES)}"
         )
-    sites = sum(len(own) for own in stack.sites)
-    deviations = RECIPES[name](stack.config.width, len(stack.sites), max(1, sites))
-    with torch.random.fork_rng(enabled=seed is not None), torch.no_grad():
+    with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        nn.init.normal_(stack.embedding.weight, std=deviations.embedding)
+        fill(stack, lambda tensor, deviation: nn.init.normal_(tensor, std=deviation))
+
+
+def fill(stack: Stack, with_: Fill) -> None:
+    """Matrices by the recipe and the parametrisation, biases of 0 and norms of 1; then what the wiring changes."""
+    sites = sum(len(own) for own in stack.sites)
+    deviations = RECIPES[stack.config.init](stack.config.width, len(stack.sites), max(1, sites))
+    multipliers = {name: record.init for name, record in records(stack).items()}
+    with torch.no_grad():
+        with_(stack.embedding.weight, deviations.embedding * multipliers["embedding.weight"])
         if stack.positions is not None:
-            nn.init.normal_(stack.positions.weight, std=deviations.embedding)
+            with_(stack.positions.weight, deviations.embedding * multipliers["positions.weight"])
         if not stack.config.tied:
-            nn.init.normal_(stack.head.weight, std=deviations.matrix)
-        for layer in stack.layers:
-            fill(layer, deviations)
+            with_(stack.head.weight, deviations.matrix * multipliers["head.weight"])
+        for path, module in stack.layers.named_modules(prefix="layers"):
+            if isinstance(module, nn.Linear):
+                output = path.rpartition(".")[2] in OUTPUTS
+                deviation = deviations.output if output else deviations.matrix
+                with_(module.weight, deviation * multipliers[f"{path}.weight"])
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         stack.wiring.reset()
         stack.wiring.initialise(dict(enumerate(stack.layers)))
         stack.owned.reset()
         _copies(stack)
-
-
-def fill(layer: nn.Module, deviations: Deviations) -> None:
-    """Random matrices, biases of 0 and norms of 1."""
-    for path, module in layer.named_modules():
-        if isinstance(module, nn.Linear):
-            output = path.rpartition(".")[2] in OUTPUTS
-            nn.init.normal_(module.weight, std=deviations.output if output else deviations.matrix)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 def _copies(stack: Stack) -> None:

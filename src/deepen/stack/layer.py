@@ -19,11 +19,14 @@ class Part(nn.Module):
         super().__init__()
         self.norm, self.sublayer, self.after = before, sublayer, after
 
-    def forward(self, read: Read, context: Context) -> Out:
+    def forward(self, read: Read, context: Context, factor: float = 1.0) -> Out:
+        """The output of the sublayer; `factor` multiplies its normalised input."""
         norm = self.norm
         normed = Read(
             norm(read.u), read.k if read.k is None else norm(read.k), read.v if read.v is None else norm(read.v)
         )
+        if factor != 1:
+            normed = Read(*(None if x is None else x * factor for x in normed[:3]))  # pyright: ignore
         return self.sublayer(normed, context)
 
 

@@ -45,6 +45,7 @@ from deepen.stack.init import initialise
 from deepen.stack.layer import Layer, make_norm
 from deepen.stack.masks import PassMasks
 from deepen.stack.owned import Owned
+from deepen.stack.parametrisation import Place, Rule, Scale
 from deepen.stack.rotary import Rotary
 from deepen.stack.table import require
 from deepen.sublayers.contract import Context
@@ -137,6 +138,11 @@ class Stack(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
+        rule, choices = config.parametrisation_options
+        made: Any = lookup(rule).implementation
+        self.rule: Rule = made(Scale(width=config.width, depth=shape.blocks, tied=config.tied), **choices)
+        self._factors = [self.rule.factors(site) for site in shape.sites]
+        self._logits_factor = self.rule.record(Place(kind="head")).forward
         self.checkpointing = False
         self.hooks: list[Hook] = []
         self._tapes: dict[tuple[tuple[int, int], ...], tuple[Op, ...]] = {}
@@ -179,7 +185,7 @@ class Stack(nn.Module):
             cache.memory = pass_.earlier.kept or {}
         stream = self.norm(stream)
         read = stream if last is None else stream[:, tokens.shape[1] - last :]
-        return Result(self.head(read), stream, marks, pass_.losses)
+        return Result(self._logits(read), stream, marks, pass_.losses)
 
     def exit(self, marks: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         """The logits that the final norm and the head give at a mark.
@@ -189,7 +195,7 @@ class Stack(nn.Module):
         """
         if name not in marks:
             raise UsageError(f"no mark {name!r} was passed; the program has {', '.join(marks) or 'none'}")
-        return self.head(self.norm(marks[name]))
+        return self._logits(self.norm(marks[name]))
 
     def new_cache(self, room: int = 64) -> Cache:
         """An empty cache with room for so many tokens; it grows by itself."""
@@ -295,7 +301,10 @@ class Stack(nn.Module):
                 tokens=pass_.tokens,
                 on_keys=wiring.on_keys(state, site) if site.part == "a" else None,
             )
-            y, losses = part(read, context)
+            inner, outer = self._factors[site.index]
+            y, losses = part(read, context, inner)
+            if outer != 1:
+                y = y * outer
             for name, loss in losses.items():
                 total[name] = total[name] + loss if name in total else loss
             if self.hooks:
@@ -304,6 +313,10 @@ class Stack(nn.Module):
             if self.hooks:
                 self._hooked(site, "stream", wiring.readout(state))
         return state, total
+
+    def _logits(self, stream: torch.Tensor) -> torch.Tensor:
+        logits = self.head(stream)
+        return logits if self._logits_factor == 1 else logits * self._logits_factor
 
     def _counts(self, counts: Mapping[int, int] | None, cache: Cache | None) -> tuple[tuple[int, int], ...]:
         """How often each run-time loop runs in this pass."""

@@ -1,0 +1,184 @@
+"""Parametrisation: how initial values, factors and learning rates of each parameter follow from width and depth.
+
+    rule(scale).record(place) -> Record: what the recipe, the stack and the optimiser multiply by
+
+A stack reads the factors `forward`, its initial values `init`, and the optimiser the others: `records(stack)`. Three
+places have a factor in the forward pass: the norm before a branch, the branch's output matrix, and the head. Depth
+counts blocks of two sites, every turn of a loop at its maximum; where a factor depends on the block it belongs to a
+visit, and where an initial value or a rate does it is that of the layer's first visit.
+
+The rules are one file each in `deepen.stack.parametrisations`. Factors that a rule says nothing of are 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import nn
+
+from deepen.program.site import Site
+
+if TYPE_CHECKING:
+    from deepen.stack.stack import Stack
+
+# What a parameter is. `norm`: before a branch; `final`: before the head; `output`: a matrix that writes to the stream;
+# `matrix`: any other of a layer; `vector`: all else, what wirings and programs own included.
+Kind = Literal["embedding", "norm", "matrix", "output", "vector", "final", "head"]
+OUTPUTS = ("out", "down")
+
+# Wirings that a factor of depth would be a second one for, or does nothing in, each with the reason.
+WITHOUT_DEPTH: Mapping[str, str] = {
+    "deepnorm": "its alpha and beta follow from depth already",
+    "deeploop": "its alpha and beta follow from depth already",
+    "depth-scaled-sandwich": "its second norm begins at c / sqrt(blocks) already",
+    "looped-scaling": "its updates are divided by rounds and the root of the layers already",
+    "layer-scale": "its gains begin at a value that follows from depth already",
+    "elc-bert": "its feed-forwards begin smaller with depth already, and it reads means of outputs",
+    "attention-residuals": "it reads means of outputs, whose size does not grow with depth",
+    "sandwich": "its second norm takes a factor of the branch out again",
+    "deep-delta": "it takes the direction of an output alone, which has no size",
+    "deep-delta-matrix": "it takes the direction of an output alone, which has no size",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Multipliers of one parameter.
+
+    Attributes:
+        init: of the standard deviation that the recipe of initial values gives.
+        forward: of what it computes.
+        lr: of the learning rate.
+        weight_decay: of the weight decay, which the optimiser multiplies by the rate again.
+        eps: of the optimiser's epsilon.
+    """
+
+    init: float = 1.0
+    forward: float = 1.0
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    eps: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a parameter is.
+
+    Attributes:
+        kind: what it is.
+        block: of a layer, its visit or first visit, counted from 1; 0 outside of layers.
+    """
+
+    kind: Kind
+    block: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large a model is.
+
+    Attributes:
+        width: D.
+        depth: blocks of two sites, loops at their maximum.
+        tied: whether the head is the embedding.
+    """
+
+    width: int
+    depth: float
+    tied: bool = True
+
+
+class Rule:
+    """The base of every rule, and what all multipliers of 1 are.
+
+    Class attributes:
+        recipes: the recipes of initial values that it goes with, the default first; empty for all.
+        deep: whether it has factors of depth, which wirings with constants of their own refuse.
+        reads_norms: whether it changes what the norm before a branch gives.
+    """
+
+    recipes: ClassVar[Sequence[str]] = ()
+    deep: ClassVar[bool] = False
+    reads_norms: ClassVar[bool] = False
+
+    def __init__(self, scale: Scale) -> None:
+        self.scale = scale
+
+    def record(self, place: Place) -> Record:
+        """The multipliers of a parameter."""
+        return Record()
+
+    def factors(self, site: Site) -> tuple[float, float]:
+        """What the normalised input and the output of a site's branch are multiplied by."""
+        block = site.visit + 1
+        norm, output = Place(kind="norm", block=block), Place(kind="output", block=block)
+        return self.record(norm).forward, self.record(output).forward
+
+
+def require_recipe(rule: str, kind: type[Rule], recipe: str) -> None:
+    """Refuses initial values that have a factor of width or depth of their own.
+
+    Raises:
+        ValueError: names both.
+    """
+    if kind.recipes and recipe not in kind.recipes:
+        raise ValueError(
+            f"init {recipe} does not go with the parametrisation {rule}, which scales initial values itself or needs "
+            f"them free of depth; use init {' or '.join(kind.recipes)}"
+        )
+
+
+def require_wiring(rule: str, kind: type[Rule], wiring: str, before: str) -> None:
+    """Refuses a second factor of depth.
+
+    Args:
+        rule: its name.
+        kind: what it is.
+        wiring: its name.
+        before: the parts whose input the wiring normalises.
+
+    Raises:
+        ValueError: names both, with the reason.
+    """
+    if kind.deep and wiring in WITHOUT_DEPTH:
+        raise ValueError(
+            f"the parametrisation {rule} does not go with the wiring {wiring}: {WITHOUT_DEPTH[wiring]}; "
+            "use one of the two"
+        )
+    if kind.reads_norms and before != "af":
+        raise ValueError(
+            f"the parametrisation {rule} does not go with the wiring {wiring}, which has no norm before its branches"
+        )
+
+
+def records(stack: Stack) -> dict[str, Record]:
+    """The multipliers of every parameter of a stack, by its name; a shared one is there once."""
+    return {name: stack.rule.record(place) for name, place in places(stack).items()}
+
+
+def places(stack: Stack) -> dict[str, Place]:
+    """What every parameter of a stack is, by its name."""
+    first = {site.key.layer: site.visit + 1 for own in reversed(stack.sites) for site in reversed(own)}
+    maps = {name for name, module in stack.named_modules() if isinstance(module, nn.Linear)}
+    return {name: _place(name, parameter, first, maps) for name, parameter in stack.named_parameters()}
+
+
+def _place(name: str, parameter: nn.Parameter, first: Mapping[int, int], maps: set[str]) -> Place:
+    root, *inside, leaf = name.split(".")
+    if root in ("embedding", "positions"):
+        return Place(kind="embedding")
+    if root == "norm":
+        return Place(kind="final")
+    if root == "head":
+        return Place(kind="head")
+    if root != "layers":
+        return Place(kind="vector")
+    # a layer that no visit runs counts as where the bank has it
+    block = first.get(int(inside[0]), int(inside[0]) + 1)
+    if inside[2:] == ["norm"] and leaf == "weight":
+        return Place(kind="norm", block=block)
+    if leaf != "weight" or parameter.ndim < 2 or name.removesuffix(".weight") not in maps:
+        return Place(kind="vector", block=block)
+    return Place(kind="output" if inside[-1] in OUTPUTS else "matrix", block=block)

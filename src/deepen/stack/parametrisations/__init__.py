@@ -1,0 +1,1 @@
+"""Rules of initial values, factors and rates, one file a rule."""
