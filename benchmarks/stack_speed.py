@@ -121,7 +121,10 @@ def training(options: Any) -> dict[str, Any]:
 
 
 def generation(options: Any) -> dict[str, Any]:
-    """Seconds of 64 greedy tokens after 16 at batch 1, transformers over ours."""
+    """Seconds of 64 greedy tokens after 16 at batch 1, transformers over ours, eager and with compiled steps.
+
+    Also the seconds a token of the products with the weights alone, which no order of the rest can beat.
+    """
     ids = torch.randint(0, VOCABULARY, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     pairs: dict[str, tuple[Stack, Any]] = {"toy": (ours().eval(), llama().eval())}  # pyright: ignore
     if options.smollm2:
@@ -134,15 +137,34 @@ def generation(options: Any) -> dict[str, Any]:
         }  # fmt: skip
         contestants = {
             "deepen": timed(lambda stack=stack: generate(stack, ids, steps=NEW_TOKENS), CLOCKS[options.clock]),
+            "compiled": timed(
+                lambda stack=stack: generate(stack, ids, steps=NEW_TOKENS, compiled=True), CLOCKS[options.clock]
+            ),
             "transformers": timed(
                 lambda model=model, settings=settings: model.generate(ids, **settings), CLOCKS[options.clock]
             ),
+            "products": timed(products(stack), CLOCKS[options.clock]),
         }
         for run in contestants.values():
             run()
         measured = alternate(contestants, options.rounds if name == "toy" else max(3, options.rounds // 4))
-        found[f"generate_{name}_transformers_to_deepen"] = ratio(measured["transformers"], measured["deepen"])
+        for other in ("deepen", "compiled", "products"):
+            found[f"generate_{name}_transformers_to_{other}"] = ratio(measured["transformers"], measured[other])
     return found
+
+
+def products(stack: Stack) -> Callable[[], None]:
+    """The products of 64 tokens, one at a time, with every matrix that a token meets."""
+    maps = [module for module in stack.modules() if isinstance(module, nn.Linear)]
+    inputs = [torch.randn(1, 1, each.in_features) for each in maps]
+
+    @torch.inference_mode()
+    def run() -> None:
+        for _ in range(NEW_TOKENS):
+            for each, x in zip(maps, inputs, strict=True):
+                each(x)
+
+    return run
 
 
 def main() -> None:
@@ -153,6 +175,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="cpu", help="wall clock, or processor time (default)")
     parser.add_argument("--compile", action="store_true", help="compile the training steps")
     parser.add_argument("--smollm2", action="store_true", help="also generate from SmolLM2-135M")
+    parser.add_argument("--generate-only", action="store_true", help="leave the training steps out")
     parser.add_argument("--peak-of", choices=MAKERS, help="only print the peak of one, in bytes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -162,7 +185,8 @@ def main() -> None:
         print(peak_bytes())
         return
     results: dict[str, Any] = {"threads": options.threads, "clock": options.clock, "compiled": options.compile}
-    results |= training(options) | generation(options)
+    results |= {} if options.generate_only else training(options)
+    results |= generation(options)
     for name, value in results.items():
         print(f"{name:44} {value}")
     record("stack_speed", results, options.json)

@@ -84,3 +84,15 @@ def test_what_cannot_generate() -> None:
         generate(stack(causal=False), TOKENS, steps=1)
     with pytest.raises(UsageError, match="learned 10 positions"):
         generate(stack(positions="learned", context=10), TOKENS, steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wiring", ["pre-ln", "hyper-connections"])
+def test_compiled_steps_give_the_same_tokens_and_are_compiled_once(wiring: str) -> None:
+    model = stack("0 (1-2)*2 3", wiring=wiring)
+    eager = generate(model, TOKENS, steps=24)
+    counted = torch._dynamo.utils.counters["stats"]
+    before = counted["unique_graphs"]
+    assert torch.equal(generate(model, TOKENS, steps=24, compiled=True), eager)
+    assert torch.equal(generate(model, TOKENS[:, :3], steps=9, compiled=True), generate(model, TOKENS[:, :3], steps=9))
+    assert counted["unique_graphs"] == before + 1

@@ -7,13 +7,13 @@ Top-k keeps the k most likely tokens; top-p the fewest whose probabilities reach
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from deepen.errors import UsageError
-from deepen.stack.stack import Stack
+from deepen.stack.stack import Result, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ def stream(
     sampling: Sampling | None = None,
     valid: torch.Tensor | None = None,
     stop: int | None = None,
+    compiled: bool = False,
 ) -> Iterator[torch.Tensor]:
     """The tokens after a prompt, as they come.
 
@@ -80,6 +81,8 @@ def stream(
         sampling: how to choose; greedy by default.
         valid: (B, T), False at padding, which stands before the tokens of a shorter prompt.
         stop: the token that ends a sequence; it is repeated until all have ended.
+        compiled: run the steps after the first compiled, which pays from thousands of tokens on: compiling takes up to
+            a minute, once a process.
 
     Yields:
         (B,) ids.
@@ -99,8 +102,9 @@ def stream(
         generator = torch.Generator(prompt.device).manual_seed(sampling.seed)
     cache = stack.new_cache(prompt.shape[1] + steps)
     tokens, ended = prompt, torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    forward: Callable[..., Result] = stack
     for _ in range(steps):
-        logits = stack(tokens, cache=cache, valid=valid, last=1).logits[:, -1]
+        logits = forward(tokens, cache=cache, valid=valid, last=1).logits[:, -1]
         chosen = sampling.choose(logits, generator)
         if stop is not None:
             chosen = torch.where(ended, stop, chosen)
@@ -109,6 +113,8 @@ def stream(
         if stop is not None and bool(ended.all()):
             return
         tokens, valid = chosen[:, None], None
+        if compiled and forward is stack:
+            forward = torch.compile(stack.forward, dynamic=True)
 
 
 def generate(stack: Stack, prompt: torch.Tensor, **settings: object) -> torch.Tensor:
