@@ -70,6 +70,8 @@ CASES = (
     Case("cross-layer-attention"),
     Case("cross-layer-attention", {"share": 1}, equal=True),
     Case("cross-layer-attention", {"share": 3}),
+    Case("deep-cross-attention", equal=True),
+    Case("deep-cross-attention", {"keep": 1}, equal=True),
     Case("deep-delta", {"start": 0.5}),
     Case("deep-delta", {"value": "linear"}),
     Case("deep-delta", {"value": "sigmoid"}),
@@ -97,11 +99,15 @@ CASES = (
     Case("layer-drop", {"drop": 0.5}, equal=True),
     Case("layer-scale"),
     Case("layer-scale", {"value": 1.0}, equal=True),
+    Case("lime"),
+    Case("lime", {"past": "zero"}, equal=True),
     Case("looped-scaling", {"strength": 2.0}),
     Case("manifold-hyper-connections", equal=True),
     Case("manifold-hyper-connections", {"streams": 2, "iters": 5, "readout": "sum"}, equal=True),
     Case("orthogonal-hyper-connections", equal=True),
     Case("orthogonal-hyper-connections", {"readout": "sum"}, equal=True),
+    Case("muddformer", equal=True),
+    Case("muddformer", {"ways": 1}, equal=True),
     Case("post-ln"),
     Case("pre-ln", equal=True),
     Case("prores"),
@@ -112,6 +118,7 @@ CASES = (
     Case("skipinit"),
     Case("stochastic-depth", equal=True),
     Case("stochastic-depth", {"last": 0.8, "form": "paper", "per": "batch"}),
+    Case("vertical-attention"),
 )
 
 

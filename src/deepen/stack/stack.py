@@ -48,7 +48,7 @@ from deepen.stack.owned import Owned
 from deepen.stack.parametrisation import Place, Rule, Scale
 from deepen.stack.rotary import Rotary
 from deepen.stack.table import require
-from deepen.sublayers.contract import Context
+from deepen.sublayers.contract import Context, Read
 from deepen.wiring.base import Earlier, Shape, State, Wiring
 
 # What a hook gets: where, what (`read`, `update` or `stream`) and the tensor; it may return another in its place.
@@ -296,10 +296,11 @@ class Stack(nn.Module):
                 site=site,
                 rotary=pass_.rotary,
                 masks=pass_.masks,
-                slot=self._slot(visit, pass_) if site.part == "a" else None,
+                slot=self._slot(visit, pass_, state, site, read) if site.part == "a" else None,
                 adapters=self.owned.adapters(visit.lora, site.part),
                 tokens=pass_.tokens,
-                on_keys=wiring.on_keys(state, site) if site.part == "a" else None,
+                on_keys=wiring.on_keys(state, site, read) if site.part == "a" else None,
+                beside=wiring.beside(state, site) if site.part == "a" else None,
             )
             inner, outer = self._factors[site.index]
             y, losses = part(read, context, inner)
@@ -339,11 +340,13 @@ class Stack(nn.Module):
             self._tapes[counts] = self.plan.tape(dict(counts))
         return self._tapes[counts]
 
-    def _slot(self, visit: Visit, pass_: Pass) -> Any:
+    def _slot(self, visit: Visit, pass_: Pass, state: State, site: Site, read: Read) -> Any:
         if visit.slot is None:
             return None
         if pass_.cache is not None:
             return pass_.cache.slot(visit.slot, visit.writes, pass_.masks.new)
+        if (slot := self.wiring.slot(state, site, read)) is not None:
+            return slot
         return PassSlot(pass_.shared, visit.slot, visit.writes) if visit.slot in self._read_by_others else None
 
     def _hooked(self, site: Site, what: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,20 @@ class Out(NamedTuple):
     losses: Mapping[str, torch.Tensor] = {}
 
 
+class Beside(NamedTuple):
+    """Keys and values that a token has for itself alone, in one softmax with those of the sequence.
+
+    Attributes:
+        keys: of each source, (B, T, KV heads, head width), before their norm; they are never rotated.
+        values: of each source, as many.
+        rotary: whether the queries that meet them are rotated.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    rotary: bool
+
+
 class Slot(Protocol):
     """Keys and values of the tokens so far, each (B, KV heads, S, head width)."""
 
@@ -75,6 +89,7 @@ class Context(NamedTuple):
         adapters: LoRA of the visit, by the name of the linear map in the sublayer.
         tokens: (B, T), the token ids.
         on_keys: the wiring's hook on queries, keys and values, or None.
+        beside: keys and values that each token has of its own, or None.
     """
 
     site: Site
@@ -84,6 +99,7 @@ class Context(NamedTuple):
     adapters: Mapping[str, Lora]
     tokens: torch.Tensor | None
     on_keys: OnKeys | None = None
+    beside: Beside | None = None
 
 
 class Sublayer(Protocol):

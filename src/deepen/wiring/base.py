@@ -23,7 +23,7 @@ from torch import nn
 
 from deepen.program import Plan
 from deepen.program.site import Site
-from deepen.sublayers.contract import OnKeys, Read
+from deepen.sublayers.contract import Beside, OnKeys, Read, Slot
 
 # A tensor or a nest of named tuples of tensors; each wiring has its own.
 State: TypeAlias = Any
@@ -152,8 +152,16 @@ class Wiring(nn.Module):
         """The stream that the final norm and the head see."""
         return self.readout(state)
 
-    def on_keys(self, state: State, site: Site) -> OnKeys | None:
-        """A hook on queries, keys and values of this site, or None."""
+    def on_keys(self, state: State, site: Site, read: Read) -> OnKeys | None:
+        """A hook on queries, keys and values of this site, or None; what it keeps goes to `write` in `read.carry`."""
+        return None
+
+    def beside(self, state: State, site: Site) -> Beside | None:
+        """Keys and values that each token of this site has of its own, beside those of the sequence."""
+        return None
+
+    def slot(self, state: State, site: Site, read: Read) -> Slot | None:
+        """In a pass without a cache: what takes this site's keys and values and says which it attends to."""
         return None
 
     def change(self, state: State, function: Callable[[torch.Tensor], torch.Tensor]) -> State:

@@ -3,6 +3,7 @@
     history = History.start(x, room)     x: (B, T, D)
     history = history.push(y)
     history.mix(weights)                 sum_j w_j v_j, with one weight a source or one a source and token
+    history.mixes(weights)               several of them at once, with one weight a mix and source
     history.dot(vector)                  v_j . vector of every source
 
 The sources lie side by side in one buffer (room, B, T, D), each written once; a mix is one product with the buffer, and
@@ -46,6 +47,12 @@ class History(NamedTuple):
         if self.buffer is None:
             return (_broad(weights) * torch.stack(self.sources)).sum(0).to(self.sources[0].dtype)
         return _Mix.apply(weights, self.buffer, *self.sources)  # pyright: ignore[reportReturnType]
+
+    def mixes(self, weights: torch.Tensor) -> torch.Tensor:
+        """Several mixes at once; weights: (mixes, sources), result: (mixes, B, T, D)."""
+        if self.buffer is None:
+            return torch.tensordot(weights, torch.stack(self.sources), dims=1)
+        return _Mixes.apply(weights, self.buffer, *self.sources)  # pyright: ignore[reportReturnType]
 
     def dot(self, vector: torch.Tensor) -> torch.Tensor:
         """The product of every source with a vector (D,); (sources, B, T)."""
@@ -91,6 +98,23 @@ class _Mix(torch.autograd.Function):
             to_weights = torch.einsum("nbtd,btd->nbt", ctx.written, grad).to(weights.dtype)
         each = _broad(weights).to(grad.dtype)
         return to_weights, None, *(each[j] * grad if need else None for j, need in enumerate(needs[2:]))
+
+
+class _Mixes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: torch.Tensor, buffer: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weights)
+        written = ctx.written = buffer[: len(sources)]
+        return (weights.to(buffer.dtype) @ written.flatten(1)).view(-1, *buffer.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (weights,) = ctx.saved_tensors
+        grad, needs = grads[0].flatten(1), ctx.needs_input_grad
+        to_weights = (grad @ ctx.written.flatten(1).T).to(weights.dtype) if needs[0] else None
+        each = weights.T.to(grad.dtype)
+        shape = ctx.written.shape[1:]
+        return to_weights, None, *((each[j] @ grad).view(shape) if need else None for j, need in enumerate(needs[2:]))
 
 
 class _Dot(torch.autograd.Function):

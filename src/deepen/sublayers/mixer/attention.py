@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from deepen.sublayers.contract import Context, Out, Read
+from deepen.sublayers.contract import Beside, Context, Out, Read
 from deepen.sublayers.linear import linear
 
 
@@ -67,6 +67,7 @@ class Attention(nn.Module):
             q, k, v = context.on_keys(q, k, v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k) if writes else k
+        straight = q
         if context.rotary is not None and not turned:
             q = rotated(q, *context.rotary)
             k = rotated(k, *context.rotary) if writes else k
@@ -74,6 +75,9 @@ class Attention(nn.Module):
         if slot is not None:
             k, v = slot.update(k, v) if writes else slot.read()
         mask, causal = context.masks(self.window)
+        if context.beside is not None:
+            y = self._with_beside(q, k, v, mask, causal, straight, context.beside)
+            return Out(linear(self, "out", y, context))
         groups = self.heads // self.kv_heads
         if length == 1 and groups > 1:
             # The queries that share keys stand where tokens would: no key is repeated.
@@ -89,6 +93,7 @@ class Attention(nn.Module):
     def _turned(self, read: Read, context: Context, writes: bool) -> bool:
         """Whether nothing comes between projection and rotation, so that one rotation turns queries and keys."""
         plain = self.q_norm is None and context.on_keys is None and read.k is None and read.v is None
+        plain = plain and context.beside is None
         return plain and writes and context.rotary is not None
 
     def _project(
@@ -113,6 +118,37 @@ class Attention(nn.Module):
             linear(self, "qkv", x, context, own).unflatten(-1, (-1, d)) for x, own in zip(inputs, rows, strict=True)
         )
         return q, k, v
+
+    def _with_beside(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        mask: torch.Tensor | None, causal: bool, straight: torch.Tensor, beside: Beside,
+    ) -> torch.Tensor:  # fmt: skip
+        """One softmax over the keys of the sequence and those that each token has of its own: (B, T, H d).
+
+        Args:
+            q: (B, T, H, d), rotated; `straight` is q before the rotation.
+            k: (B, R, S, d), like v.
+        """
+        batch, length, _, d = q.shape
+        scale = d**-0.5 if self.scale is None else self.scale
+        # the queries that share a head of keys get an axis of their own: (B, T, R, G, d)
+        shared = (batch, length, self.kv_heads, self.heads // self.kv_heads, d)
+        scores = torch.einsum("btrgd,brsd->btrgs", q.reshape(shared), k) * scale
+        if causal:
+            mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=q.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, 0, :, None, None], -torch.inf)
+        own = (q if beside.rotary else straight).reshape(shared)
+        keys = beside.keys if self.k_norm is None else tuple(self.k_norm(key) for key in beside.keys)
+        # source by source, so that no copy of all of them is made
+        logits = [(own * key.unsqueeze(3)).sum(-1) * scale for key in keys]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        shares = torch.cat([scores, torch.stack(logits, dim=-1)], dim=-1).softmax(-1, dtype=wide).to(q.dtype)
+        of_sequence, of_token = shares.split((k.shape[2], len(keys)), dim=-1)
+        y = torch.einsum("btrgs,brsd->btrgd", of_sequence, v)
+        for share, value in zip(of_token.unsqueeze(-2).unbind(-1), beside.values, strict=True):
+            y = y + share * value.unsqueeze(3)
+        return y.reshape(batch, length, -1)
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
