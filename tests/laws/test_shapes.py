@@ -12,8 +12,12 @@ from torch import nn
 from deepen.errors import UsageError
 from deepen.registry import lookup, methods
 from deepen.stack.shapes.base import ImageConfig, ShapeConfig
+from deepen.stack.shapes.cspnet import CSPNetConfig
 from deepen.stack.shapes.dc_bilstm import DCBiLSTMConfig
 from deepen.stack.shapes.densenet import DenseNetConfig
+from deepen.stack.shapes.dla import DLAConfig
+from deepen.stack.shapes.elan import ELANConfig
+from deepen.stack.shapes.fractalnet import FractalNetConfig
 from deepen.stack.shapes.prn import PRNConfig
 from deepen.stack.shapes.resnet import ResNetConfig
 from deepen.stack.shapes.vgg import VGGConfig
@@ -34,6 +38,21 @@ CASES: dict[str, list[ShapeConfig]] = {
         DenseNetConfig(blocks=(2, 3), growth=3, width=4, **IMAGE),
         DenseNetConfig(blocks=(2, 1), growth=3, width=5, bottleneck=False, compression=0.7, stem="large", **IMAGE),
     ],
+    "cspnet": [
+        CSPNetConfig(blocks=(2, 1), growth=3, width=5, **IMAGE),
+        CSPNetConfig(blocks=(2, 1), growth=3, width=4, bottleneck=False, fusion="first", **IMAGE),
+        CSPNetConfig(blocks=(2, 1), growth=3, width=4, split=0.25, fusion="last", compression=0.7, **IMAGE),
+    ],
+    "elan": [
+        ELANConfig(width=3, widths=(8, 9), **IMAGE),
+        ELANConfig(width=3, widths=(6,), narrow=2, stacks=3, **IMAGE),
+    ],
+    "deep-layer-aggregation": [
+        DLAConfig(depths=(1, 2), widths=(4, 6), width=3, **IMAGE),
+        DLAConfig(depths=(3,), widths=(4,), width=4, residual=True, stem="large", **IMAGE),
+        DLAConfig(depths=(1, 1, 1), widths=(4, 4, 6), width=4, across="iterative", **IMAGE),
+    ],
+    "fractalnet": [FractalNetConfig(widths=(4, 5), **IMAGE), FractalNetConfig(widths=(4,), columns=1, **IMAGE)],
     "dc-bi-lstm": [
         DCBiLSTMConfig(vocabulary=VOCABULARY, width=4, layers=3, units=3, last=5),
         DCBiLSTMConfig(vocabulary=VOCABULARY, width=4, layers=3, units=3, last=5, dense=False),
