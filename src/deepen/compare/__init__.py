@@ -1,0 +1,1 @@
+"""Matched-budget experiments: variants x seeds under one budget, and paired statistics."""
