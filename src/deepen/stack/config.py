@@ -5,19 +5,23 @@ program: 0-1 (2-5)*2 6-7
 width: 256
 heads: 4
 wiring: {name: hyper-connections, streams: 4}
+feed_forward: {name: moe, experts: 8, top: 2}
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+import torch
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PositiveInt,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -27,7 +31,12 @@ from pydantic import (
 
 from deepen.errors import UsageError, nearest
 from deepen.registry import lookup, methods
+from deepen.stack.heads import require_ends, untied
 from deepen.stack.parametrisation import require_recipe, require_wiring
+from deepen.sublayers.ffn.base import FeedForward, Sizes
+
+# The family of a field that names a method, where it is called otherwise.
+FAMILIES = {"feed_forward": "ffn"}
 
 
 class StackConfig(BaseModel):
@@ -40,11 +49,13 @@ class StackConfig(BaseModel):
         heads: query heads.
         kv_heads: heads of keys and values; None: as many as query heads.
         head_width: width of a head; None: width / heads.
-        hidden: hidden width of the feed-forward; None: 8/3 of the width for swiglu, 4 times the width for gelu.
+        hidden: hidden width of the feed-forward, or of each of its experts; None: 4 times the width, or 8/3 of it where
+            a gate makes a third matrix.
+        hidden_multiple: a hidden width that is not given is rounded up to a multiple of it; 1: to the nearest.
         vocabulary: number of token ids.
         context: the longest input, for learned positions and rotary tables.
-        feed_forward: `swiglu` or `gelu`.
-        gelu: the form of the GELU.
+        feed_forward: its name, or a table of its name and options.
+        gelu: the form of the GELU, where the feed-forward has one.
         positions: `rotary`, `learned` or `none`.
         rotary_base: of rotary positions.
         causal: whether a token sees only itself and those before it.
@@ -56,6 +67,13 @@ class StackConfig(BaseModel):
         bias: whether the other linear maps have one.
         tied: whether the head is the embedding.
         wiring: its name, or a table of its name and options.
+        input: `tokens`, `patches` of images or `series`; see `deepen.stack.heads`.
+        image: channels, height and width of the images.
+        channels: of the series.
+        patch: pixels of a side of a patch, or points of a piece of a series.
+        output: `tokens` or `classes`.
+        classes: how many.
+        pool: what classes are read from, the `mean` of all positions or the `last` one.
         init: the recipe of initial values; see `deepen.stack.init`. Where none is given, that of the parametrisation.
         parametrisation: how factors, initial values and rates follow from width and depth: a name, or a table of its
             name and options; see `deepen.stack.parametrisation`.
@@ -70,9 +88,10 @@ class StackConfig(BaseModel):
     kv_heads: int | None = Field(default=None, ge=1)
     head_width: int | None = Field(default=None, ge=1)
     hidden: int | None = Field(default=None, ge=1)
+    hidden_multiple: int = Field(default=1, ge=1)
     vocabulary: int = Field(default=256, ge=1)
     context: int = Field(default=1024, ge=1)
-    feed_forward: Literal["swiglu", "gelu"] = "swiglu"
+    feed_forward: str | dict[str, Any] = "swiglu"
     gelu: Literal["tanh", "none"] = "tanh"
     positions: Literal["rotary", "learned", "none"] = "rotary"
     rotary_base: float = Field(default=10000.0, gt=0)
@@ -85,29 +104,42 @@ class StackConfig(BaseModel):
     bias: bool = False
     tied: bool = True
     wiring: str | dict[str, Any] = "pre-ln"
+    input: Literal["tokens", "patches", "series"] = "tokens"
+    image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    channels: int = Field(default=1, ge=1)
+    patch: int = Field(default=1, ge=1)
+    output: Literal["tokens", "classes"] = "tokens"
+    classes: int | None = Field(default=None, ge=1)
+    pool: Literal["mean", "last"] = "mean"
     init: str = "gpt2"
     parametrisation: str | dict[str, Any] = "standard"
 
-    @field_validator("wiring", "parametrisation")
+    @field_validator("wiring", "feed_forward", "parametrisation")
     @classmethod
     def _known(cls, value: str | dict[str, Any], info: ValidationInfo) -> str | dict[str, Any]:
         family = str(info.field_name)
+        what = family.replace("_", "-")
         table = {"name": value} if isinstance(value, str) else dict(value)
         if not isinstance(name := table.pop("name", None), str):
-            raise ValueError(f"a {family} is a name, or a table with a name and its options")
-        if name not in (known := [each.name for each in methods(family)]):
-            raise ValueError(f"no {family} {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+            raise ValueError(f"a {what} is a name, or a table with a name and its options")
+        if name not in (known := [each.name for each in methods(FAMILIES.get(family, family))]):
+            raise ValueError(f"no {what} {name!r}{nearest(name, known)}; known are {', '.join(known)}")
         options = list(inspect.signature(lookup(name).implementation).parameters)[1:]
         if unknown := next((option for option in table if option not in options), None):
             expected = f"it takes {', '.join(options)}" if options else "it takes none"
-            raise ValueError(f"the {family} {name} has no option {unknown!r}{nearest(unknown, options)}; {expected}")
+            raise ValueError(f"the {what} {name} has no option {unknown!r}{nearest(unknown, options)}; {expected}")
         types = get_type_hints(lookup(name).implementation.__init__, include_extras=True)  # pyright: ignore
         for option, given in table.items():
             try:
                 TypeAdapter(types[option]).validate_python(given)
             except ValidationError as error:
-                raise ValueError(f"the option {option} of the {family} {name}: {error.errors()[0]['msg']}") from None
-        return value
+                raise ValueError(f"the option {option} of the {what} {name}: {error.errors()[0]['msg']}") from None
+        return value if table else name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ends(cls, data: Any) -> Any:
+        return untied(data)
 
     @model_validator(mode="after")
     def _fits(self) -> StackConfig:
@@ -124,7 +156,14 @@ class StackConfig(BaseModel):
             raise ValueError(f"window lists {len(self.window)} windows for {self.layers} layers")
         if any(window is not None and window < 1 for window in windows):
             raise ValueError("a window holds 1 token or more; null means all of them")
+        require_ends(self)
         self._require_parametrisation()
+        try:
+            # without memory: whether the options fit each other and the widths
+            with torch.device("meta"):
+                self.new_feed_forward()
+        except UsageError as error:
+            raise ValueError(f"feed_forward: {error}") from None
         return self
 
     def _require_parametrisation(self) -> None:
@@ -143,10 +182,13 @@ class StackConfig(BaseModel):
 
     @property
     def inner(self) -> int:
-        """The hidden width of the feed-forward."""
+        """The hidden width of the feed-forward, or of each of its experts."""
         if self.hidden is not None:
             return self.hidden
-        return round(self.width * 8 / 3) if self.feed_forward == "swiglu" else 4 * self.width
+        name, options = _options(self.feed_forward)
+        kind: Any = lookup(name).implementation
+        usual, multiple = kind.usual_hidden(self.width, **options), self.hidden_multiple
+        return round(usual) if multiple == 1 else multiple * math.ceil(int(usual) / multiple)
 
     def window_of(self, layer: int) -> int | None:
         """The window of a layer."""
@@ -156,6 +198,17 @@ class StackConfig(BaseModel):
     def wiring_options(self) -> tuple[str, dict[str, Any]]:
         """The name of the wiring, and its options."""
         return _options(self.wiring)
+
+    def new_feed_forward(self) -> FeedForward:
+        """A feed-forward as the configuration names it.
+
+        Raises:
+            UsageError: its options do not fit each other or the widths.
+        """
+        name, options = _options(self.feed_forward)
+        kind: Any = lookup(name).implementation
+        sizes = Sizes(width=self.width, hidden=self.inner, bias=self.bias, gelu=self.gelu, vocabulary=self.vocabulary)
+        return kind(sizes, **options)
 
     @property
     def parametrisation_options(self) -> tuple[str, dict[str, Any]]:

@@ -1,12 +1,13 @@
 """What a stack costs: the rules of `deepen.program.cost` over its own layers.
 
-FLOPs are those of linear maps and of attention; what a wiring computes beside them is stated by its method, not
-counted. Its parameters are counted.
+FLOPs are those of linear maps, of attention and of the products of a feed-forward; what a wiring computes beside them
+is stated by its method, not counted. Its parameters are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -33,7 +34,9 @@ def stack_cost(
     Raises:
         ProgramError: a count outside the range of its loop.
     """
-    layers = [layer_cost(stack.config, index, layer, bytes_per_number) for index, layer in enumerate(stack.layers)]
+    layers = [
+        layer_cost(stack.config, index, layer, context, bytes_per_number) for index, layer in enumerate(stack.layers)
+    ]
     head = 2.0 * stack.head.weight.numel()
     held = (stack.embedding, stack.positions, stack.norm, stack.wiring, None if stack.config.tied else stack.head)
     params = sum(parameter.numel() for module in held if module is not None for parameter in module.parameters())
@@ -41,17 +44,31 @@ def stack_cost(
     return cost(stack.plan, layers, ends, context, kv_shared_computed=False, counts=counts)
 
 
-def layer_cost(config: StackConfig, index: int, layer: nn.Module, bytes_per_number: int = BYTES) -> LayerCost:
-    """The cost of one layer of a bank."""
+def active_parameters(stack: Stack) -> int:
+    """Parameters that act on one token: of experts those that it is sent to, of the others all."""
+    feed_forwards: list[Any] = [layer.get_submodule("f.sublayer") for layer in stack.layers]
+    idle = sum(sum(p.numel() for p in each.parameters()) - each.active() for each in feed_forwards)
+    return sum(parameter.numel() for parameter in stack.parameters()) - idle
+
+
+def layer_cost(
+    config: StackConfig, index: int, layer: nn.Module, context: int, bytes_per_number: int = BYTES
+) -> LayerCost:
+    """The cost of one layer of a bank, in a pass over `context` tokens."""
     window, kv = config.window_of(index), (config.kv_heads or config.heads) * config.head
     maps = {part: [map_ for _, map_ in linears(layer.get_submodule(part))] for part in "af"}
+    feed_forward: Any = layer.get_submodule("f.sublayer")
+    passed = max(1, context)
 
     def keys(context: int) -> float:
         return context if window is None else min(context, window)
 
     return LayerCost(
         params={part: sum(each.numel() for each in layer.get_submodule(part).parameters()) for part in "af"},
-        flops={part: 2.0 * sum(map_.weight.numel() for map_ in maps[part]) for part in "af"},
+        flops={
+            "a": 2.0 * sum(map_.weight.numel() for map_ in maps["a"]),
+            "f": feed_forward.flops(passed) / passed,
+        },
         flops_per_key=4.0 * config.heads * config.head,
         cache=lambda context: 2.0 * kv * bytes_per_number * context,
         keys=keys,

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from deepen.errors import UsageError, nearest
 from deepen.stack.parametrisation import OUTPUTS, records
+from deepen.sublayers.ffn.base import FeedForward
 
 if TYPE_CHECKING:
     from deepen.stack.stack import Stack
@@ -93,6 +94,11 @@ def fill(stack: Stack, with_: Fill) -> None:
                 with_(module.weight, deviation * multipliers[f"{path}.weight"])
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+            elif isinstance(module, FeedForward):
+                for name, parameter in module.unmapped():
+                    deviation = deviations.output if name in module.outputs else deviations.matrix
+                    with_(parameter, deviation * multipliers[f"{path}.{name}"])
+                module.reset()
         stack.wiring.reset()
         stack.wiring.initialise(dict(enumerate(stack.layers)))
         stack.owned.reset()
@@ -110,6 +116,8 @@ def _copies(stack: Stack) -> None:
         if origin is not None:
             children[key].load_state_dict(origin.state_dict())
         if kind == "zero":
+            feed_forward: Any = children[key].get_submodule("f.sublayer")
+            written = {f"f.sublayer.{name}" for name in feed_forward.outputs}
             for path, parameter in children[key].named_parameters():
-                if any(f".{name}." in path for name in OUTPUTS):
+                if path.startswith("a.sublayer.out.") or path in written:
                     nn.init.zeros_(parameter)

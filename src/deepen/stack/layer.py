@@ -6,8 +6,6 @@ from torch import nn
 
 from deepen.stack.config import StackConfig
 from deepen.sublayers.contract import Context, Out, Read
-from deepen.sublayers.ffn.gelu import GELU
-from deepen.sublayers.ffn.swiglu import SwiGLU
 from deepen.sublayers.mixer.attention import Attention
 from deepen.wiring.base import Wiring
 
@@ -36,7 +34,7 @@ class Layer(nn.Module):
     def __init__(self, config: StackConfig, window: int | None, wiring: type[Wiring]) -> None:
         super().__init__()
         self.a = Part(_attention(config, window), *_norms(config, wiring, "a"))
-        self.f = Part(_feed_forward(config), *_norms(config, wiring, "f"))
+        self.f = Part(config.new_feed_forward(), *_norms(config, wiring, "f"))
 
 
 def make_norm(config: StackConfig) -> nn.Module:
@@ -63,9 +61,3 @@ def _attention(config: StackConfig, window: int | None) -> Attention:
         out_bias=config.bias,
         eps=config.eps,
     )
-
-
-def _feed_forward(config: StackConfig) -> nn.Module:
-    if config.feed_forward == "swiglu":
-        return SwiGLU(config.width, config.inner, bias=config.bias)
-    return GELU(config.width, config.inner, bias=config.bias, approximate=config.gelu)

@@ -41,6 +41,7 @@ from deepen.registry import lookup
 from deepen.stack.cache import Cache, PassSlot
 from deepen.stack.config import StackConfig
 from deepen.stack.counts import drawn_counts
+from deepen.stack.heads import make_head, make_input, pooled
 from deepen.stack.init import initialise
 from deepen.stack.layer import Layer, make_norm
 from deepen.stack.masks import PassMasks
@@ -53,6 +54,8 @@ from deepen.wiring.base import Earlier, Shape, State, Wiring
 
 # What a hook gets: where, what (`read`, `update` or `stream`) and the tensor; it may return another in its place.
 Hook = Callable[[Site, str, torch.Tensor], torch.Tensor | None]
+# By name and index of the site.
+Stats = dict[tuple[str, int], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -64,12 +67,14 @@ class Result:
         stream: (B, T, D), after the final norm.
         marks: the stream (B, T, D) at each label and exit of the program.
         losses: what sublayers add to the training loss, by name, summed over sites.
+        stats: what sublayers tell of this pass, by name and by the index of the site.
     """
 
     logits: torch.Tensor
     stream: torch.Tensor
     marks: dict[str, torch.Tensor] = field(default_factory=dict)
     losses: dict[str, torch.Tensor] = field(default_factory=dict)
+    stats: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +88,7 @@ class Pass:
     earlier: Earlier
     shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     losses: dict[str, torch.Tensor] = field(default_factory=dict)
+    stats: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
 
 class Stack(nn.Module):
@@ -117,7 +123,7 @@ class Stack(nn.Module):
         self.written = written
         self.visits_plan = Program.parse(self.config.program or "").plan(len(windows), ["af"] * len(windows))
         self.sites = sites(self.visits_plan)
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.embedding = make_input(config)
         self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
         self.rotary = Rotary(config.head, config.rotary_base) if config.positions == "rotary" else None
         self.layers = nn.ModuleList(Layer(config, window, kind) for window in windows)
@@ -135,7 +141,7 @@ class Stack(nn.Module):
         self.plan: Plan = self.wiring.plan(self.visits_plan)
         self.owned = Owned(self.plan, self.layers, config.width)
         self.norm = make_norm(config) if kind.final else nn.Identity()
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head = make_head(config)
         if config.tied:
             self.head.weight = self.embedding.weight
         rule, choices = config.parametrisation_options
@@ -163,7 +169,8 @@ class Stack(nn.Module):
         """The logits of the next token at each position.
 
         Args:
-            tokens: (B, T) ids; with a cache, those after the ones that it holds.
+            tokens: (B, T) ids; with a cache, those after the ones that it holds. Images (B, C, H, W) or series
+                (B, C, T) where the configuration says so; logits are then (B, classes).
             cache: keys and values of earlier tokens, from `new_cache`; the new ones are added to it.
             valid: (B, T), False where a token is padding; None when none is. With a cache, of the new tokens.
             counts: how often run-time loops run, by number; by default drawn in training where the program says how,
@@ -172,8 +179,11 @@ class Stack(nn.Module):
 
         Raises:
             ProgramError: a count outside the range of its loop.
-            UsageError: more tokens than learned positions, or a cache that holds tokens of other loop counts.
+            UsageError: more tokens than learned positions, an input of another form, a cache that holds tokens of
+                other loop counts, or one for a stack of classes.
         """
+        if cache is not None and self.config.output == "classes":
+            raise UsageError("a stack of classes reads its whole input at once; it takes no cache")
         chosen = self._counts(counts, cache)
         past = 0 if cache is None else cache.length
         x, pass_ = self._begin(tokens, cache, past, valid)
@@ -185,7 +195,7 @@ class Stack(nn.Module):
             cache.memory = pass_.earlier.kept or {}
         stream = self.norm(stream)
         read = stream if last is None else stream[:, tokens.shape[1] - last :]
-        return Result(self._logits(read), stream, marks, pass_.losses)
+        return Result(self._logits(read), stream, marks, pass_.losses, pass_.stats)
 
     def exit(self, marks: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         """The logits that the final norm and the head give at a mark.
@@ -216,7 +226,8 @@ class Stack(nn.Module):
         self, tokens: torch.Tensor, cache: Cache | None, past: int, valid: torch.Tensor | None
     ) -> tuple[torch.Tensor, Pass]:
         """The embedding (B, T, D) and what the visits of this pass share."""
-        length, x = tokens.shape[1], self.embedding(tokens)
+        x = self.embedding(tokens)
+        length = x.shape[1]
         if cache is not None and (valid is not None or cache.valid is not None):
             valid = cache.extended(valid, tokens)
         positions = None if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
@@ -257,11 +268,13 @@ class Stack(nn.Module):
         wiring, owned = self.wiring, self.owned
         if isinstance(op, Run):
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                state, losses = checkpoint(self._visit, op.visit, state, pass_, use_reentrant=False)
+                state, losses, stats = checkpoint(self._visit, op.visit, state, pass_, use_reentrant=False)
             else:
-                state, losses = self._visit(op.visit, state, pass_)
+                state, losses, stats = self._visit(op.visit, state, pass_)
             for name, loss in losses.items():
                 pass_.losses[name] = pass_.losses[name] + loss if name in pass_.losses else loss
+            for (name, index), stat in stats.items():
+                pass_.stats.setdefault(name, {})[index] = stat
         elif isinstance(op, Fork):
             forks.append((state, []))
         elif isinstance(op, Back):
@@ -283,9 +296,10 @@ class Stack(nn.Module):
             marks[op.name] = wiring.readout(state)
         return state
 
-    def _visit(self, visit: Visit, state: State, pass_: Pass) -> tuple[State, dict[str, torch.Tensor]]:
+    def _visit(self, visit: Visit, state: State, pass_: Pass) -> tuple[State, dict[str, torch.Tensor], Stats]:
         """One visit: each part of the layer reads from the state and writes back; also the losses of its parts."""
         total: dict[str, torch.Tensor] = {}
+        told: Stats = {}
         wiring, layer = self.wiring, self.layers[visit.key.layer]
         for site in self.sites[visit.index]:
             part: Any = layer._modules[site.part]
@@ -301,22 +315,25 @@ class Stack(nn.Module):
                 tokens=pass_.tokens,
                 on_keys=wiring.on_keys(state, site, read) if site.part == "a" else None,
                 beside=wiring.beside(state, site) if site.part == "a" else None,
+                valid=pass_.earlier.valid,
             )
             inner, outer = self._factors[site.index]
-            y, losses = part(read, context, inner)
+            y, losses, stats = part(read, context, inner)
             if outer != 1:
                 y = y * outer
             for name, loss in losses.items():
                 total[name] = total[name] + loss if name in total else loss
+            for name, stat in stats.items():
+                told[name, site.index] = stat
             if self.hooks:
                 y = self._hooked(site, "update", y)
             state = wiring.write(state, site, read, y, part.after)
             if self.hooks:
                 self._hooked(site, "stream", wiring.readout(state))
-        return state, total
+        return state, total, told
 
     def _logits(self, stream: torch.Tensor) -> torch.Tensor:
-        logits = self.head(stream)
+        logits = self.head(pooled(self.config, stream))
         return logits if self._logits_factor == 1 else logits * self._logits_factor
 
     def _counts(self, counts: Mapping[int, int] | None, cache: Cache | None) -> tuple[tuple[int, int], ...]:

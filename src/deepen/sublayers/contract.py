@@ -37,11 +37,13 @@ class Out(NamedTuple):
 
     Attributes:
         y: (B, T, D).
-        losses: scalars to add to the training loss, by name.
+        losses: scalars to add to the training loss, by name; in training alone.
+        stats: what the sublayer did, by name, such as the share of the tokens that each expert got; without gradients.
     """
 
     y: torch.Tensor
     losses: Mapping[str, torch.Tensor] = {}
+    stats: Mapping[str, torch.Tensor] = {}
 
 
 class Beside(NamedTuple):
@@ -90,6 +92,7 @@ class Context(NamedTuple):
         tokens: (B, T), the token ids.
         on_keys: the wiring's hook on queries, keys and values, or None.
         beside: keys and values that each token has of its own, or None.
+        valid: (B, T), which tokens are no padding; None when all are. For statistics over tokens.
     """
 
     site: Site
@@ -100,6 +103,7 @@ class Context(NamedTuple):
     tokens: torch.Tensor | None
     on_keys: OnKeys | None = None
     beside: Beside | None = None
+    valid: torch.Tensor | None = None
 
 
 class Sublayer(Protocol):

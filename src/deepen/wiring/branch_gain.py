@@ -19,6 +19,6 @@ def multiply_branches(layers: Iterable[nn.Module], shape: Shape, factor: float) 
             attention: Any = layer.get_submodule("a.sublayer")
             attention.qkv.weight[values:] *= factor
             attention.out.weight *= factor
-            for map_ in layer.get_submodule("f.sublayer").children():
-                if isinstance(map_, nn.Linear):
-                    map_.weight.mul_(factor)
+            feed_forward: Any = layer.get_submodule("f.sublayer")
+            for matrix in feed_forward.matrices():
+                matrix.mul_(factor)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -106,9 +106,9 @@ class ELCBert(Wiring):
         order = {site.key.layer: site.visit for site in reversed(self.shape.sites)}
         with torch.no_grad():
             for index, layer in layers.items():
-                for map_ in layer.get_submodule("f.sublayer").children():
-                    if isinstance(map_, nn.Linear):
-                        map_.weight *= math.sqrt(1 / (2 * (1 + order[index])))
+                feed_forward: Any = layer.get_submodule("f.sublayer")
+                for matrix in feed_forward.matrices():
+                    matrix *= math.sqrt(1 / (2 * (1 + order[index])))
 
     def init(self, x: torch.Tensor, earlier: Earlier) -> Outputs:
         return Outputs(History.start(x, self.shape.visits + 1))

@@ -1,0 +1,33 @@
+"""The gated linear unit: a sigmoid gate on every hidden value.
+
+    u ──┬── W_gate ── sigmoid ──╮
+        ╰── W_value ───────── * ── W_down ── y         y = W_down (sigmoid(W_gate u) * W_value u)
+
+Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from deepen.registry import method
+from deepen.sublayers.ffn.dense import Dense
+
+
+@method(
+    "glu",
+    family="ffn",
+    source="arXiv:2002.05202",
+    title="GLU Variants Improve Transformer",
+    mechanism="y = W_down (sigmoid(W_gate u) * W_value u)",
+    cost="a third matrix, so 8/3 D hidden values cost as much as 4 D of a plain feed-forward",
+)
+class GLU(Dense):
+    """A sigmoid gate."""
+
+    name = "glu"
+    marks: ClassVar[Mapping[str, str]] = {
+        "K": "the equation and the width of 8/3 D",
+        "N": "the equation written out, and which of the two halves is the gate",
+    }
