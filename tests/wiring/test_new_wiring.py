@@ -54,18 +54,18 @@ def test_its_name_and_options_are_known_to_configurations(carry: Case) -> None:
         StackConfig.read({"layers": 2, "width": 8, "heads": 2, "wiring": "cary"})
     with pytest.raises(UsageError, match="the wiring carry has no option 'begin'; it takes start"):
         StackConfig.read({"layers": 2, "width": 8, "heads": 2, "wiring": {"name": "carry", "begin": 1}})
-    with pytest.raises(UsageError, match="the option start of the wiring carry: Input should be a valid number"):
+    with pytest.raises(UsageError, match=r"wiring\.start: got .*, must be a valid number"):
         StackConfig.read({"layers": 2, "width": 8, "heads": 2, "wiring": {"name": "carry", "start": "one"}})
 
 
 @pytest.mark.parametrize(
     ("wiring", "message"),
     [
-        ({"name": "hyper-connections", "streams": 0}, "the option streams of the wiring hyper-connections: Input"),
+        ({"name": "hyper-connections", "streams": 0}, r"wiring\.streams: got 0, must be >= 1"),
         ({"name": "pre-ln", "streams": 4}, "the wiring pre-ln has no option 'streams'; it takes none"),
         ({"name": "orthogonal-hyper-connections", "streams": 4}, "has no option 'streams'; it takes readout"),
-        ({"name": "elc-bert", "variant": "based"}, "the option variant of the wiring elc-bert: Input should be 'base'"),
-        ({"name": "deep-delta", "start": 2}, "the option start of the wiring deep-delta: Input should be less than 2"),
+        ({"name": "elc-bert", "variant": "based"}, r"wiring\.variant: got 'based', must be 'base'"),
+        ({"name": "deep-delta", "start": 2}, r"wiring\.start: got 2, must be < 2"),
         ({"streams": 4}, "a wiring is a name, or a table with a name and its options"),
     ],
 )

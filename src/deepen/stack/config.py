@@ -33,6 +33,7 @@ from deepen.errors import UsageError, nearest
 from deepen.registry import lookup, methods
 from deepen.stack.heads import require_ends, untied
 from deepen.stack.parametrisation import require_recipe, require_wiring
+from deepen.stack.told import at, reason, told
 from deepen.sublayers.ffn.base import FeedForward, Sizes
 
 # The family of a field that names a method, where it is called otherwise.
@@ -133,7 +134,7 @@ class StackConfig(BaseModel):
             try:
                 TypeAdapter(types[option]).validate_python(given)
             except ValidationError as error:
-                raise ValueError(f"the option {option} of the {what} {name}: {error.errors()[0]['msg']}") from None
+                raise at(option, reason(error.errors()[0])) from None
         return value if table else name
 
     @model_validator(mode="before")
@@ -236,20 +237,10 @@ class StackConfig(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise UsageError(_told(error, where)) from None
+            raise UsageError(f"{where}: {told(error, lambda _: cls.model_fields)}") from None
 
 
 def _options(value: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     return value["name"], {name: given for name, given in value.items() if name != "name"}
-
-
-def _told(error: ValidationError, where: str) -> str:
-    # a key that does not exist explains the one that is missing
-    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    path = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"{where}: no key {path!r}{nearest(path, StackConfig.model_fields)}"
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {path}: {reason}" if path else f"{where}: {reason}"

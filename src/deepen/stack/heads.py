@@ -7,7 +7,7 @@
     stream [b, t, d] -> map -> [b, t, vocabulary]           tokens
                      -> mean or last position -> map -> [b, classes]
 
-Patches: Dosovitskiy et al., An Image is Worth 16x16 Words, arXiv:2010.11929; there a class token is read, here the mean.
+Patches: Dosovitskiy et al., An Image is Worth 16x16 Words, arXiv:2010.11929, which reads a class token, not the mean.
 """
 
 from __future__ import annotations
