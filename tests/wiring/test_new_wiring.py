@@ -61,11 +61,11 @@ def test_its_name_and_options_are_known_to_configurations(carry: Case) -> None:
 @pytest.mark.parametrize(
     ("wiring", "message"),
     [
-        ({"name": "hyper-connections", "streams": 0}, r"wiring\.streams: got 0, must be >= 1"),
+        ({"name": "hyper-connections", "streams": 0}, "wiring.streams: got 0, must be >= 1"),
         ({"name": "pre-ln", "streams": 4}, "the wiring pre-ln has no option 'streams'; it takes none"),
         ({"name": "orthogonal-hyper-connections", "streams": 4}, "has no option 'streams'; it takes readout"),
-        ({"name": "elc-bert", "variant": "based"}, r"wiring\.variant: got 'based', must be 'base'"),
-        ({"name": "deep-delta", "start": 2}, r"wiring\.start: got 2, must be < 2"),
+        ({"name": "elc-bert", "variant": "based"}, "wiring.variant: got 'based', must be 'base'"),
+        ({"name": "deep-delta", "start": 2}, "wiring.start: got 2, must be < 2"),
         ({"streams": 4}, "a wiring is a name, or a table with a name and its options"),
     ],
 )
