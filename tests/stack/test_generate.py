@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepen.errors import UsageError
-from deepen.stack.generate import Sampling, generate, stream
+from deepen.stack.generate import Sampling, by_columns, generate, stream
 from tests.stack.test_stack import TOKENS, logits, stack
 
 
@@ -84,6 +84,16 @@ def test_what_cannot_generate() -> None:
         generate(stack(causal=False), TOKENS, steps=1)
     with pytest.raises(UsageError, match="learned 10 positions"):
         generate(stack(positions="learned", context=10), TOKENS, steps=3)
+
+
+def test_matrices_by_columns_are_the_same_model() -> None:
+    model = stack("0 (1-2)*2 3")
+    expected, state = logits(model, TOKENS), {name: each.clone() for name, each in model.state_dict().items()}
+    assert by_columns(model) is model
+    assert not model.layers[0].f.sublayer.up.weight.is_contiguous()
+    assert model.head.weight is model.embedding.weight
+    torch.testing.assert_close(logits(model, TOKENS), expected, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
 
 
 @pytest.mark.slow
