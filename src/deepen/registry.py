@@ -29,6 +29,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 MODULES: tuple[str, ...] = (
     "deepen.train.losses",
     "deepen.train.select",
+    "deepen.stack.parts",
     "deepen.wiring.pre_ln",
     "deepen.wiring.post_ln",
     "deepen.wiring.sandwich",
