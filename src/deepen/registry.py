@@ -70,6 +70,8 @@ MODULES: tuple[str, ...] = (
     "deepen.stack.shapes.dla",
     "deepen.stack.shapes.fractalnet",
     "deepen.stack.shapes.dc_bilstm",
+    "deepen.stack.shapes.feedback_transformer",
+    "deepen.stack.shapes.recurrent_transformer",
     "deepen.stack.parametrisations.standard",
     "deepen.stack.parametrisations.depth_mup",
     "deepen.stack.parametrisations.completep",

@@ -17,13 +17,17 @@ from deepen.stack.shapes.dc_bilstm import DCBiLSTMConfig
 from deepen.stack.shapes.densenet import DenseNetConfig
 from deepen.stack.shapes.dla import DLAConfig
 from deepen.stack.shapes.elan import ELANConfig
+from deepen.stack.shapes.feedback_transformer import FeedbackTransformerConfig
 from deepen.stack.shapes.fractalnet import FractalNetConfig
 from deepen.stack.shapes.prn import PRNConfig
+from deepen.stack.shapes.recurrent_transformer import RecurrentTransformerConfig
 from deepen.stack.shapes.resnet import ResNetConfig
+from deepen.stack.shapes.tokenwise import TokenConfig
 from deepen.stack.shapes.vgg import VGGConfig
 
 IMAGE: dict[str, Any] = {"channels": 2, "classes": 3}
 VOCABULARY = 17
+TOKENS: dict[str, Any] = {"layers": 2, "width": 8, "heads": 4, "hidden": 12, "vocabulary": VOCABULARY}
 CASES: dict[str, list[ShapeConfig]] = {
     "resnet": [
         ResNetConfig(blocks=(2, 1), width=4, **IMAGE),
@@ -53,6 +57,14 @@ CASES: dict[str, list[ShapeConfig]] = {
         DLAConfig(depths=(1, 1, 1), widths=(4, 4, 6), width=4, across="iterative", **IMAGE),
     ],
     "fractalnet": [FractalNetConfig(widths=(4, 5), **IMAGE), FractalNetConfig(widths=(4,), columns=1, **IMAGE)],
+    "feedback-transformer": [
+        FeedbackTransformerConfig(**TOKENS),
+        FeedbackTransformerConfig(**TOKENS, kv_heads=2, span=3),
+    ],
+    "recurrent-transformer": [
+        RecurrentTransformerConfig(**TOKENS),
+        RecurrentTransformerConfig(**TOKENS, kv_heads=2),
+    ],
     "dc-bi-lstm": [
         DCBiLSTMConfig(vocabulary=VOCABULARY, width=4, layers=3, units=3, last=5),
         DCBiLSTMConfig(vocabulary=VOCABULARY, width=4, layers=3, units=3, last=5, dense=False),
@@ -60,7 +72,7 @@ CASES: dict[str, list[ShapeConfig]] = {
 }
 EACH = [pytest.param(name, config, id=f"{name}-{i}") for name, own in CASES.items() for i, config in enumerate(own)]
 FIRST = [pytest.param(name, own[0], id=name) for name, own in CASES.items()]
-CACHED = [each for each in EACH if hasattr(lookup(str(each.values[0])).implementation, "new_cache")]
+CAUSAL = [each for each in EACH if isinstance(each.values[1], TokenConfig)]
 
 
 def built(name: str, config: ShapeConfig, seed: int = 0) -> Any:
@@ -164,6 +176,27 @@ def test_images_that_do_not_fit_are_refused(name: str, config: ImageConfig) -> N
     with pytest.raises(UsageError, match=f"too small to be halved {config.halvings} times; give at least {side + 1}"):
         model(torch.zeros(1, 2, side, 9))
     assert model.eval()(torch.zeros(1, 2, side + 1, side + 1)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(("name", "config"), CAUSAL)
+@torch.no_grad()
+def test_cached_equals_uncached(name: str, config: ShapeConfig) -> None:
+    model, inputs = built(name, config), example(config)
+    cache = model.new_cache(room=2)
+    pieces = [model(piece, cache=cache).logits for piece in inputs.split([3, 1, 2, 1], dim=1)]
+    close(torch.cat(pieces, dim=1), model(inputs).logits)
+    assert cache.length == 7
+
+
+@pytest.mark.parametrize(("name", "config"), CAUSAL)
+@torch.no_grad()
+def test_no_position_sees_a_later_one(name: str, config: ShapeConfig) -> None:
+    model, inputs = built(name, config), example(config)
+    other = inputs.clone()
+    other[:, 4] = (other[:, 4] + 1) % VOCABULARY
+    before, after = model(inputs).logits, model(other).logits
+    close(after[:, :4], before[:, :4], 1e-13)
+    assert bool(((after - before).abs().amax(-1)[:, 4:] > 1e-8).all())
 
 
 @pytest.mark.slow
