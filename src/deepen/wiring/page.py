@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepen.registry import Method, methods
+from deepen.sublayers.page import markdown
 from deepen.wiring.base import FEATURES
 
 PAGE = Path("docs/wirings.md")
@@ -62,7 +63,7 @@ def _section(found: Method) -> Iterator[str]:
     kind: Any = found.implementation
     yield f"## {found.name}"
     yield ""
-    yield from _markdown(sys.modules[kind.__module__].__doc__ or "")
+    yield from markdown(sys.modules[kind.__module__].__doc__ or "")
     yield ""
     yield f"- source: {found.title}, {found.source}; file: `{found.file}`"
     yield f"- cost over Pre-LN: {found.cost}"
@@ -73,27 +74,6 @@ def _section(found: Method) -> Iterator[str]:
         yield f"- refuses `{feature}`: {reason}"
     for name, reason in kind.dead.items():
         yield f"- no gradient in `{name}`: {reason}"
-
-
-def _markdown(text: str) -> Iterator[str]:
-    """A docstring with its indented blocks fenced; the line of the source is stated below it."""
-    fenced = False
-    lines = [line for line in text.strip().splitlines() if not line.startswith("Source: ")]
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for place, line in enumerate(lines):
-        drawn = line.startswith("    ") or (fenced and not line.strip() and _indented_next(lines, place))
-        if drawn != fenced:
-            yield "```text" if drawn else "```"
-            fenced = drawn
-        yield line
-    if fenced:
-        yield "```"
-
-
-def _indented_next(lines: list[str], place: int) -> bool:
-    after = next((line for line in lines[place + 1 :] if line.strip()), "")
-    return after.startswith("    ")
 
 
 if __name__ == "__main__":
