@@ -211,6 +211,13 @@ class Stack(nn.Module):
         """An empty cache with room for so many tokens; it grows by itself."""
         return Cache(self.plan.slots, room)
 
+    def set_step(self, step: int) -> None:
+        """Tells the wiring and the feed-forwards how many steps of training are done."""
+        self.wiring.set_step(step)
+        for layer in self.layers:
+            feed_forward: Any = layer.get_submodule("f.sublayer")
+            feed_forward.set_step(step)
+
     def on_site(self, hook: Hook) -> Callable[[], None]:
         """Calls `hook(site, what, tensor)` with what each site reads, its update and, after it, the stream.
 

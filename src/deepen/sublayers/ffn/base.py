@@ -100,6 +100,9 @@ class FeedForward(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    def set_step(self, step: int) -> None:
+        """Tells it how many steps of training are done; only schedules and memories listen."""
+
     def matrices(self) -> Iterator[torch.Tensor]:
         """The matrices on the way of a neuron, without those that choose and weigh neurons."""
         for map_ in self.children():
