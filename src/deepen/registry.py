@@ -86,6 +86,7 @@ MODULES: tuple[str, ...] = (
     "deepen.sublayers.ffn.relu",
     "deepen.sublayers.ffn.gelu",
     "deepen.sublayers.ffn.squared_relu",
+    "deepen.stack.criticality",
     "deepen.probe.scores.block_influence",
     "deepen.probe.scores.angular",
     "deepen.probe.scores.contribution",

@@ -21,6 +21,7 @@ COMMANDS = (
     ("search", "deepen.cli.search:search", "The best program under a budget, on your text."),
     ("score", "deepen.cli.score:score", "Which layers matter: published scores side by side."),
     ("heal", "deepen.cli.heal:heal", "Train a cut or looped checkpoint back on your text; saves it as what it was."),
+    ("check-scaling", "deepen.cli.check_scaling:check_scaling", "How training depends on depth, by parametrisation."),
     ("report", "deepen.cli.report:report", "One HTML page of the results that --keep collected in a folder."),
     ("apply", "deepen.cli.apply:apply", "Write a checkpoint that has the program."),
     ("families", "deepen.cli.families:families", "The model families deepen knows."),

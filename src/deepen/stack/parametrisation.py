@@ -37,6 +37,7 @@ WITHOUT_DEPTH: Mapping[str, str] = {
     "layer-scale": "its gains begin at a value that follows from depth already",
     "elc-bert": "its feed-forwards begin smaller with depth already, and it reads means of outputs",
     "attention-residuals": "it reads means of outputs, whose size does not grow with depth",
+    "vertical-attention": "it reads a mean of outputs divided by their size",
     "sandwich": "its second norm takes a factor of the branch out again",
     "deep-delta": "it takes the direction of an output alone, which has no size",
     "deep-delta-matrix": "it takes the direction of an output alone, which has no size",
@@ -97,6 +98,9 @@ class Rule:
         recipes: the recipes of initial values that it goes with, the default first; empty for all.
         deep: whether it has factors of depth, which wirings with constants of their own refuse.
         reads_norms: whether it changes what the norm before a branch gives.
+
+    Attributes:
+        optimiser: what its rates are for; Adam stands for all that take signs.
     """
 
     recipes: ClassVar[Sequence[str]] = ()
@@ -105,6 +109,7 @@ class Rule:
 
     def __init__(self, scale: Scale) -> None:
         self.scale = scale
+        self.optimiser: Literal["adamw", "sgd"] = "adamw"
 
     def record(self, place: Place) -> Record:
         """The multipliers of a parameter."""
@@ -161,11 +166,11 @@ def records(stack: Stack) -> dict[str, Record]:
 def places(stack: Stack) -> dict[str, Place]:
     """What every parameter of a stack is, by its name."""
     first = {site.key.layer: site.visit + 1 for own in reversed(stack.sites) for site in reversed(own)}
-    maps = {name for name, module in stack.named_modules() if isinstance(module, nn.Linear)}
-    return {name: _place(name, parameter, first, maps) for name, parameter in stack.named_parameters()}
+    tables = {name for name, module in stack.named_modules() if isinstance(module, nn.Embedding)}
+    return {name: _place(name, parameter, first, tables) for name, parameter in stack.named_parameters()}
 
 
-def _place(name: str, parameter: nn.Parameter, first: Mapping[int, int], maps: set[str]) -> Place:
+def _place(name: str, parameter: nn.Parameter, first: Mapping[int, int], tables: set[str]) -> Place:
     root, *inside, leaf = name.split(".")
     if root in ("embedding", "positions"):
         return Place(kind="embedding")
@@ -175,10 +180,10 @@ def _place(name: str, parameter: nn.Parameter, first: Mapping[int, int], maps: s
         return Place(kind="head")
     if root != "layers":
         return Place(kind="vector")
-    # a layer that no visit runs counts as where the bank has it
-    block = first.get(int(inside[0]), int(inside[0]) + 1)
+    block = first[int(inside[0])]
     if inside[2:] == ["norm"] and leaf == "weight":
         return Place(kind="norm", block=block)
-    if leaf != "weight" or parameter.ndim < 2 or name.removesuffix(".weight") not in maps:
+    if parameter.ndim < 2 or name.rpartition(".")[0] in tables:
         return Place(kind="vector", block=block)
-    return Place(kind="output" if inside[-1] in OUTPUTS else "matrix", block=block)
+    written = any(word in OUTPUTS for word in (*inside, leaf))
+    return Place(kind="output" if written else "matrix", block=block)

@@ -57,7 +57,7 @@ class DepthMuP(Rule):
         a: Annotated[float, Field(gt=0)] = 1.0,
         base_depth: Annotated[float, Field(gt=0)] = 1.0,
         base_width: Annotated[int | None, Field(ge=1)] = None,
-        optimiser: Literal["adam", "sgd"] = "adam",
+        optimiser: Literal["adamw", "sgd"] = "adamw",
     ) -> None:
         super().__init__(scale)
         if optimiser == "sgd" and base_width is not None:

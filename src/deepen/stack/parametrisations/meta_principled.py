@@ -65,7 +65,7 @@ class MetaPrincipled(Rule):
             raise UsageError(
                 "parametrisation meta-principled: the embedding and the head have different rates; use tied: false"
             )
-        self.s = s
+        self.s, self.optimiser = s, "sgd"
         self.times_wide = scale.width / (base_width or scale.width)
 
     def record(self, place: Place) -> Record:
