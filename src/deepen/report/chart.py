@@ -18,6 +18,8 @@ FAR = 20
 TICKS = 4
 # Pixels between two ticks, so that their numbers do not touch.
 APART = 11
+# Curves of one chart that look different.
+CURVES = 6
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class Point:
     y: float
     label: str
     strong: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points, by their x."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,29 @@ def points(points: Sequence[Point], across: str, up: str, *, connect: bool = Tru
     for point in sorted(points, key=lambda point: point.strong):
         kind, size = ("strong", 5.0) if point.strong else ("line0", 3.2)
         marks.append(_dot(xs(point.x), ys(point.y), kind, point.label, size))
+    marks.append(f'<text class="axis" x="{LEFT}" y="{TOP - 3}">{escape(up)}</text>')
+    return _svg(marks, WIDTH, HEIGHT, f"{up} against {across}")
+
+
+def curves(curves: Sequence[Curve], across: str, up: str) -> str:
+    """Curves over one axis, up to `CURVES` of them told apart.
+
+    Args:
+        curves: at least one point in all.
+        across: what the horizontal axis is.
+        up: what the vertical one is.
+    """
+    xs = scale_of([x for curve in curves for x, _ in curve.points], LEFT, WIDTH - RIGHT, bends=False)
+    ys = scale_of([y for curve in curves for _, y in curve.points], HEIGHT - BOTTOM, TOP)
+    marks = [_grid(ys), _axis(xs, across)]
+    for index, curve in enumerate(curves):
+        kind = f"line{index % CURVES}"
+        known = sorted((x, y) for x, y in curve.points if math.isfinite(y))
+        steps = " ".join(f"{xs(x):.1f},{ys(y):.1f}" for x, y in known)
+        marks.append(f'<polyline class="{kind}" points="{steps}"/>')
+        for x, y in known:
+            title = f"{curve.name}, {across} {number(x)}: {y:.4g}"
+            marks.append(_dot(xs(x), ys(y), kind, title, 1.8))
     marks.append(f'<text class="axis" x="{LEFT}" y="{TOP - 3}">{escape(up)}</text>')
     return _svg(marks, WIDTH, HEIGHT, f"{up} against {across}")
 

@@ -19,7 +19,7 @@ from deepen.checkpoint.atomic import atomic_file
 from deepen.errors import DataError, SaveError
 
 FORMAT = 1
-KINDS = ("show", "score", "search", "eval", "run")
+KINDS = ("show", "score", "search", "eval", "compare", "run")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from deepen.errors import DeepenError
 from deepen.program import Program
 from deepen.program.draw_svg import draw_svg
 from deepen.report.chart import Line, Point, heat_map, lines, number, points
+from deepen.report.comparison import comparison
 from deepen.report.kept import Kept, floats
 from deepen.report.page import Block, Chart, Charts, Commands, Drawing, Facts, Page, Section, Table, Text
 
@@ -29,17 +30,25 @@ def study_page(folder: Path, kept: Sequence[Kept]) -> Page:
         folder: its name is the title.
         kept: at least one result.
     """
-    models = list(dict.fromkeys(Path(str(each.document.get("model", ""))).name for each in kept))
+    models = list(
+        dict.fromkeys(Path(str(each.document.get("model", ""))).name for each in kept if each.kind != "compare")
+    )
     sections = sections_of(kept)
     sections.append(Section("The same by hand", [Commands([each.command for each in kept if each.command])]))
     kinds = [each.kind for each in kept]
     counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     return Page(
-        title=f"{', '.join(models)}: which layers matter, and what can go",
+        title=f"{', '.join(models)}: which layers matter, and what can go" if models else _compared(kept),
         lead=f"{len(kept)} results in {folder.resolve().name}: {counted}.",
         sections=sections,
         foot="Nothing on this page was edited by hand; every figure is in the JSON files beside it.",
     )
+
+
+def _compared(kept: Sequence[Kept]) -> str:
+    """The title of a page that has comparisons alone."""
+    suites = dict.fromkeys(Path(str(each.document["suite"])).stem for each in kept)
+    return f"{', '.join(suites)}: variants under one budget"
 
 
 def sections_of(kept: Sequence[Kept]) -> list[Section]:
@@ -49,6 +58,7 @@ def sections_of(kept: Sequence[Kept]) -> list[Section]:
         "score": _score,
         "search": _search,
         "eval": _eval,
+        "compare": lambda kept: comparison(kept.document),
     }
     sections = [section for each in kept if each.kind in makers for section in makers[each.kind](each)]
     if samples := [each for each in kept if each.kind == "run"]:

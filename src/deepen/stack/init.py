@@ -70,6 +70,8 @@ def initialise(stack: Stack, seed: int | None) -> None:
         raise UsageError(
             f"no recipe of initial values {name!r}{nearest(name, RECIPES)}; known are {', '.join(RECIPES)}"
         )
+    if next(stack.parameters()).is_meta:
+        return  # built for its sizes alone
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

@@ -1,0 +1,99 @@
+"""What the runs of a suite say: figures of each variant, paired differences from the baseline, mean curves.
+
+A run is a plain table, one JSON line of `runs.jsonl`; see `deepen.compare.run`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deepen.compare.statistics import paired
+
+# Measures of which more is better; of all others less is.
+HIGHER = ("accuracy", "exact_match")
+
+
+def summary(runs: Sequence[Mapping[str, Any]], baseline: str, measure: str) -> dict[str, Any]:
+    """The summary of finished runs.
+
+    Args:
+        runs: of any variants and seeds; pairs are made of the seeds that both sides have.
+        baseline: the variant that the others are compared with.
+        measure: a name in the results of the last held-out part.
+    """
+    names = list(dict.fromkeys(run["variant"] for run in runs))
+    own = {name: {run["seed"]: run for run in runs if run["variant"] == name} for name in names}
+    return {
+        "baseline": baseline,
+        "measure": measure,
+        "higher_is_better": measure in HIGHER,
+        "variants": [_figures(name, list(own[name].values()), measure) for name in names],
+        "comparisons": [
+            found
+            for name in names
+            if name != baseline and baseline in own
+            for found in _compared(name, own[name], own[baseline], measure)
+        ],
+        "curves": {name: curve(list(own[name].values()), measure) for name in names},
+        "uncommitted": any(run["source"]["uncommitted"] for run in runs),
+    }
+
+
+def value(run: Mapping[str, Any], measure: str) -> float:
+    """What a run reached on the last held-out part."""
+    return run["results"][run["split"]][measure]
+
+
+def curve(runs: Sequence[Mapping[str, Any]], measure: str) -> list[dict[str, float]]:
+    """The mean over seeds of what was measured while training, at the steps that all seeds looked at.
+
+    Returns:
+        Of each look `step`, `flops`, `seconds` and `value`.
+    """
+    looks = [{point["step"]: point for point in run["curve"] if measure in point} for run in runs]
+    steps = sorted(set.intersection(*map(set, looks))) if looks else []
+    return [
+        {
+            "step": step,
+            "flops": statistics.fmean(look[step]["flops"] for look in looks),
+            "seconds": statistics.fmean(look[step]["seconds"] for look in looks),
+            "value": statistics.fmean(look[step][measure] for look in looks),
+        }
+        for step in steps
+    ]
+
+
+def verdict(shown: str, higher_is_better: bool) -> str:
+    """`better` or `worse` of what a paired comparison shows."""
+    if shown == "not told apart":
+        return shown
+    return "better" if (shown == "higher") == higher_is_better else "worse"
+
+
+def _figures(name: str, runs: Sequence[Mapping[str, Any]], measure: str) -> dict[str, Any]:
+    values = [value(run, measure) for run in runs]
+    first = runs[0]
+    return {
+        "name": name,
+        "seeds": [run["seed"] for run in runs],
+        "values": values,
+        "mean": statistics.fmean(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+        **{key: first[key] for key in ("parameters", "flops_per_token", "cache_bytes_per_token", "steps", "flops")},
+        "program": first["program"],
+        "width": first["width"],
+        "seconds": statistics.fmean(run["seconds"] for run in runs),
+        "peak_bytes": max(run["peak_bytes"] for run in runs),
+    }
+
+
+def _compared(
+    name: str, one: Mapping[int, Mapping[str, Any]], base: Mapping[int, Mapping[str, Any]], measure: str
+) -> list[dict[str, Any]]:
+    seeds = sorted(set(one) & set(base))
+    if not seeds:
+        return []
+    found = paired([value(one[seed], measure) for seed in seeds], [value(base[seed], measure) for seed in seeds])
+    return [{"name": name, "verdict": verdict(found.shown, measure in HIGHER), **found.to_json()}]
