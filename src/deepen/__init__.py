@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deepen.probe.calibration import calibrate as calibrate
     from deepen.probe.distance import Distance as Distance
     from deepen.probe.distance import distance as distance
+    from deepen.probe.feed_inputs import feed_inputs as feed_inputs
     from deepen.probe.interval import Difference as Difference
     from deepen.probe.interval import paired_difference as paired_difference
     from deepen.probe.perplexity import Evaluation as Evaluation
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from deepen.surgery.drop import drop as drop
     from deepen.surgery.drop import drop_block as drop_block
     from deepen.surgery.expand import expand as expand
+    from deepen.surgery.expert_layers import activate as activate
+    from deepen.surgery.factor_llm import factor_llm as factor_llm
+    from deepen.surgery.feed_inputs import FeedInputs as FeedInputs
     from deepen.surgery.fuse import fuse as fuse
     from deepen.surgery.layermerge import layer_merge as layer_merge
     from deepen.surgery.learngene import expand_linear as expand_linear
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from deepen.surgery.loop import loop as loop
     from deepen.surgery.lowrank import low_rank as low_rank
     from deepen.surgery.merge import merge as merge
+    from deepen.surgery.moefy import moefy as moefy
     from deepen.surgery.narrow import narrow as narrow
     from deepen.surgery.parallel import parallel as parallel
     from deepen.surgery.relax import relax as relax
@@ -81,6 +86,7 @@ _LAZY = {
     "Difference": "deepen.probe.interval:Difference",
     "Distance": "deepen.probe.distance:Distance",
     "Evaluation": "deepen.probe.perplexity:Evaluation",
+    "FeedInputs": "deepen.surgery.feed_inputs:FeedInputs",
     "Found": "deepen.adaptive.search.search:Found",
     "Healed": "deepen.train.heal:Healed",
     "Plan": "deepen.program:Plan",
@@ -92,6 +98,7 @@ _LAZY = {
     "Stack": "deepen.stack.stack:Stack",
     "StackConfig": "deepen.stack.config:StackConfig",
     "TaskScore": "deepen.probe.tasks:TaskScore",
+    "activate": "deepen.surgery.expert_layers:activate",
     "activations": "deepen.probe.activations:activations",
     "calibrate": "deepen.probe.calibration:calibrate",
     "distance": "deepen.probe.distance:distance",
@@ -102,6 +109,8 @@ _LAZY = {
     "expand": "deepen.surgery.expand:expand",
     "expand_linear": "deepen.surgery.learngene:expand_linear",
     "expand_stages": "deepen.surgery.learngene:expand_stages",
+    "factor_llm": "deepen.surgery.factor_llm:factor_llm",
+    "feed_inputs": "deepen.probe.feed_inputs:feed_inputs",
     "fuse": "deepen.surgery.fuse:fuse",
     "g_stack": "deepen.surgery.stack:g_stack",
     "generate": "deepen.stack.generate:generate",
@@ -111,6 +120,7 @@ _LAZY = {
     "loop": "deepen.surgery.loop:loop",
     "low_rank": "deepen.surgery.lowrank:low_rank",
     "merge": "deepen.surgery.merge:merge",
+    "moefy": "deepen.surgery.moefy:moefy",
     "narrow": "deepen.surgery.narrow:narrow",
     "open": "deepen.checkpoint.open:open_checkpoint",
     "paired_difference": "deepen.probe.interval:paired_difference",
@@ -140,6 +150,7 @@ __all__ = [
     "Difference",
     "Distance",
     "Evaluation",
+    "FeedInputs",
     "Found",
     "Healed",
     "Plan",
@@ -152,6 +163,7 @@ __all__ = [
     "StackConfig",
     "TaskScore",
     "__version__",
+    "activate",
     "activations",
     "calibrate",
     "distance",
@@ -162,6 +174,8 @@ __all__ = [
     "expand",
     "expand_linear",
     "expand_stages",
+    "factor_llm",
+    "feed_inputs",
     "fuse",
     "g_stack",
     "generate",
@@ -171,6 +185,7 @@ __all__ = [
     "loop",
     "low_rank",
     "merge",
+    "moefy",
     "narrow",
     "open",
     "paired_difference",

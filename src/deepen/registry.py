@@ -110,6 +110,8 @@ MODULES: tuple[str, ...] = (
     "deepen.surgery.relax",
     "deepen.surgery.layermerge",
     "deepen.surgery.narrow",
+    "deepen.surgery.moefy",
+    "deepen.surgery.factor_llm",
     "deepen.surgery.lowrank",
     "deepen.surgery.widen",
     "deepen.surgery.upscale",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepen.checkpoint.disk import DiskTower, check_tensors, read_towers
+from deepen.checkpoint.experts import Split
 from deepen.checkpoint.family import Family
 from deepen.checkpoint.layout import Layout, layout
 from deepen.checkpoint.original import original_program
@@ -46,6 +47,7 @@ class Checkpoint:
         made: for each tower, how many layers at the end of its bank are computed ones (merged, fused ...).
         widths: for each tower, the feed-forward width of the stored layers that do not have that of the config.
         factors: for each tower, the stored layers with linear maps of two factors, and their ranks by path.
+        experts: for each tower, the stored layers whose feed-forward is split into experts, and how.
         owned: the program whose own parameters (adapters, gates ...) are among the tensors; None when there are none.
     """
 
@@ -61,6 +63,7 @@ class Checkpoint:
     made: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     factors: Mapping[str, Mapping[int, Mapping[str, int]]] = field(default_factory=dict)
+    experts: Mapping[str, Mapping[int, Split]] = field(default_factory=dict)
     owned: Program | None = None
 
     @property

@@ -159,6 +159,8 @@ def with_layers(
     widths = {} if width is None else {tower.name: {**ck.widths.get(tower.name, {}), **dict.fromkeys(numbers, width)}}
     known = ck.factors.get(tower.name, {})
     factors = {tower.name: {**known, **dict.fromkeys(numbers, known[origin])}} if origin in known else {}
+    split = ck.experts.get(tower.name, {})
+    experts = {tower.name: {**split, **dict.fromkeys(numbers, split[origin])}} if origin in split else {}
     return replace(
         ck,
         source=ComputedSource(ck.source, recipes),
@@ -166,6 +168,7 @@ def with_layers(
         made={**ck.made, tower.name: ck.made.get(tower.name, 0) + len(layers)},
         widths={**ck.widths, **widths},
         factors={**ck.factors, **factors},
+        experts={**ck.experts, **experts},
     )
 
 

@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from transformers.pytorch_utils import Conv1D
 
+from deepen.checkpoint.experts import used_shares
 from deepen.checkpoint.factored import Factored
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.owned import owned_names, owned_recipes, stream_width
@@ -125,10 +126,11 @@ def _layer_cost(
         params[letter] += ck.source.infos[full].numel
     flops = dict.fromkeys(parts.letters, 0.0)
     linears = {letter: [sizes(each) for each in part_maps(layer, parts, letter).values()] for letter in parts.letters}
+    shares = {id(each): share for each, share in used_shares(layer)}
     for path, module in layer.named_modules():
         letter = "f" if path.split(".")[0] in feed_forward else "a"
         if isinstance(module, LINEAR):
-            flops[letter] += 2.0 * module.weight.numel()
+            flops[letter] += float(2 * module.weight.numel() * shares.get(id(module), 1))
         flops[letter] += 2.0 * _active_expert_values(module, ck)
     window, per_key = _window(caches), _flops_per_key(layer, tower, ck)
     return LayerCost(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deepen import __version__
 from deepen.checkpoint.depth_fields import scope, select
 from deepen.checkpoint.disk import AHEAD, DiskTower, check_tensors, output_tensors
+from deepen.checkpoint.expert_record import made_whole, needs_experts, stored_experts
 from deepen.checkpoint.factored import multiplied_out, needs_factors, stored_factors
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
@@ -87,7 +88,7 @@ def layout(ck: Checkpoint, *, bake: bool = False) -> Layout:
         return _plain(ck, layers, "baked", notes)
     stored = {name: bank_layers(plan) for name, plan in plans.items()}
     reasons = [reason for name, plan in plans.items() if (reason := needs_deepen(plan, ck.family.tower(name)))]
-    reasons += [reason] if (reason := needs_factors(ck, stored)) else []
+    reasons += [reason for needs in (needs_factors, needs_experts) if (reason := needs(ck, stored))]
     if not reasons:
         try:
             return _plain(ck, stored, "plain", [])
@@ -217,6 +218,7 @@ def _plain(ck: Checkpoint, layers: Mapping[str, tuple[NewLayer, ...]], form: For
         for tower in ck.family.towers:
             same_layers(old, new, tower, [ck.banks[tower.name][layer.stored] for layer in layers[tower.name]])
     tensors = multiplied_out(ck, layers, tensors_of(ck, layers, folds), notes)
+    tensors = made_whole(ck, layers, tensors, notes)
     _check_plain(ck, new, layers, tensors)
     tensors |= _ahead(ck, layers, config, notes)
     return Layout(form, config, tensors, dict(layers), tuple(notes))
@@ -263,6 +265,7 @@ def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
         text = next(iter(renumbered.values()))
     else:
         text = " ".join(f"{name}: {body}" for name, body in renumbered.items())
+    stored = {name: [key.layer for key in plan.keys] for name, plan in plans.items()}
     widths = {
         name: {str(at): ck.widths[name][key.layer] for at, key in enumerate(plan.keys) if key.layer in ck.widths[name]}
         for name, plan in plans.items()
@@ -276,7 +279,8 @@ def native_config(ck: Checkpoint, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "deepen_version": __version__,
         "bank": {name: [ck.banks[name][key.layer] for key in plan.keys] for name, plan in plans.items()},
         **({"widths": widths} if any(widths.values()) else {}),
-        **stored_factors(ck, {name: [key.layer for key in plan.keys] for name, plan in plans.items()}),
+        **stored_factors(ck, stored),
+        **stored_experts(ck, stored),
         "base": copy.deepcopy(dict(ck.config)),
     }
 

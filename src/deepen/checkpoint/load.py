@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import logging
 
 from deepen.checkpoint.adapter import apply_adapter
-from deepen.checkpoint.factored import factored
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.layout import Layout, NewLayer, bank_layers, tensors_of
@@ -26,7 +25,7 @@ from deepen.checkpoint.owned import owned_sets
 from deepen.checkpoint.skeleton import locate
 from deepen.checkpoint.slabs import install_slabs
 from deepen.checkpoint.visit import VisitList
-from deepen.checkpoint.widths import widened
+from deepen.checkpoint.widths import stored_layer
 from deepen.errors import CheckpointError, UsageError
 from deepen.program import Key, Plan
 
@@ -144,15 +143,13 @@ def install(model: nn.Module, tower: Tower, plan: Plan, ck: Checkpoint) -> Visit
 
 def _bank(originals: nn.ModuleList, tower: Tower, plan: Plan, ck: Checkpoint) -> list[nn.Module]:
     """One module a key, built as the original class built the layer it comes from."""
-    bank, widths = ck.banks[tower.name], ck.widths.get(tower.name, {})
-    ranks = ck.factors.get(tower.name, {})
+    bank = ck.banks[tower.name]
     used: set[int] = set()
     modules = []
     for key in plan.keys:
         origin = bank[key.layer]
         layer = copy.deepcopy(originals[origin]) if origin in used else originals[origin]
-        layer = widened(layer, tower, widths.get(key.layer), ck.where)
-        modules.append(factored(layer, ranks.get(key.layer), ck.where))
+        modules.append(stored_layer(ck, tower, key.layer, layer))
         used.add(origin)
     _place_first(originals[0], modules, tower.first)
     return modules

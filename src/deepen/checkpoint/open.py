@@ -14,6 +14,7 @@ import transformers
 from deepen.checkpoint.adapter import find_adapter
 from deepen.checkpoint.checkpoint import Checkpoint
 from deepen.checkpoint.depth_fields import stated_depth
+from deepen.checkpoint.expert_record import read_experts
 from deepen.checkpoint.factored import read_factors
 from deepen.checkpoint.family import Family, family_of
 from deepen.checkpoint.layout import NATIVE_TYPE, PROGRAM_VERSION
@@ -144,7 +145,10 @@ def _native(where: str, folder: Path | None, raw: Mapping[str, Any], source: Sou
         banks[name] = tuple(bank)
     program = original_program(base, family, banks)
     widths, factors = _widths(raw, banks, where), read_factors(raw, banks, where)
-    opened = Checkpoint(where, folder, family, dict(base), source, banks, program, widths=widths, factors=factors)
+    opened = Checkpoint(
+        where, folder, family, dict(base), source, banks, program,
+        widths=widths, factors=factors, experts=read_experts(raw, banks, where),
+    )  # fmt: skip
     applied = opened.apply(raw["program"])
     owns = any(applied.plan(name).owned for name in banks)
     return replace(applied, owned=applied.program) if owns else applied

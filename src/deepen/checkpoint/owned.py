@@ -92,6 +92,8 @@ def _adapters(ck: Checkpoint, tower: Tower, visit: Visit, own: Own, layer: nn.Mo
         raise FamilyError(f"{what}: {tower.parts.reason or 'its kernels read matrices without calling their maps'}")
     if visit.key.layer in ck.factors.get(tower.name, {}):
         raise FamilyError(f"{what}: some of its matrices are stored as two factors; write them out with --bake first")
+    if visit.key.layer in ck.experts.get(tower.name, {}):
+        raise FamilyError(f"{what}: its feed-forward is split into experts, which read their matrices themselves")
     stacked = next((name for name, tensor in layer.named_parameters() if tensor.ndim == 3), None)
     if stacked is not None:
         raise FamilyError(

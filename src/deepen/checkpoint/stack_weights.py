@@ -93,8 +93,10 @@ def to_stack(ck: Checkpoint, *, wiring: str | dict[str, Any] = "pre-ln") -> Stac
         raise FamilyError(
             f"{ck.where}: the wiring {name} equals no Pre-LN model at initialisation; trained weights go wrong in it"
         )
-    if ck.owned is not None or ck.factors or ck.widths:
-        raise FamilyError(f"{ck.where}: layers of different widths, factors or owned parameters do not go into a stack")
+    if ck.owned is not None or ck.factors or ck.widths or ck.experts:
+        raise FamilyError(
+            f"{ck.where}: layers of different widths, factors, experts or owned parameters do not go into a stack"
+        )
     tower = ck.family.tower("")
     depth = ck.depth[tower.name]
     fields = {**form.config(dict(ck.config)), "layers": depth, "program": str(ck.program), "wiring": wiring}

@@ -18,6 +18,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from deepen.checkpoint.disk import output_tensors
+from deepen.checkpoint.experts import Experts, in_experts
 from deepen.checkpoint.factored import factored
 from deepen.checkpoint.family import Parts, Tower
 from deepen.errors import FamilyError
@@ -71,6 +72,11 @@ def feed_forward(layer: nn.Module, parts: Parts, where: str) -> FeedForward:
     output = output_matrix(layer, parts, "f", where)
     path = output.rpartition(".")[0]
     module = layer.get_submodule(path) if path else layer
+    if isinstance(module, Experts):
+        raise FamilyError(
+            f"{where}: the feed-forward of this layer is split into {module.split.experts} experts already; change it "
+            "before it is split"
+        )
     if path not in parts.feed_forward:
         raise FamilyError(f"{where}: the feed-forward of a {type(layer).__name__} is no module of its own")
     width, stream = sizes(layer.get_submodule(output))
@@ -130,12 +136,18 @@ def resize(matrix: nn.Module, reads: int, gives: int) -> None:
 
 def bank_modules(ck: Checkpoint, tower: Tower) -> list[nn.Module]:
     """For each stored layer, the layer that the model class builds for it, on the meta device."""
-    modules, widths = ck.skeleton.layers(tower), ck.widths.get(tower.name, {})
-    ranks = ck.factors.get(tower.name, {})
-    return [
-        factored(widened(modules[origin], tower, widths.get(index), ck.where), ranks.get(index), ck.where)
-        for index, origin in enumerate(ck.banks[tower.name])
-    ]
+    modules = ck.skeleton.layers(tower)
+    return [stored_layer(ck, tower, index, modules[origin]) for index, origin in enumerate(ck.banks[tower.name])]
+
+
+def stored_layer(ck: Checkpoint, tower: Tower, index: int, layer: nn.Module) -> nn.Module:
+    """A layer that the model class has built, or a copy of it with the shapes of stored layer `index`."""
+    made = widened(layer, tower, ck.widths.get(tower.name, {}).get(index), ck.where)
+    made = factored(made, ck.factors.get(tower.name, {}).get(index), ck.where)
+    if (split := ck.experts.get(tower.name, {}).get(index)) is None:
+        return made
+    where = f"{ck.where}: layer {index}"
+    return in_experts(made, feed_forward(made, tower.parts, where), split, where)
 
 
 def refuse_widths(ck: Checkpoint, tower: Tower, stored: Sequence[int]) -> None:

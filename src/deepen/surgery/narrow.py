@@ -24,7 +24,7 @@ structured pruning with its ridge towards slicing instead of towards zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepen.checkpoint.computed import Computed, layer_tensors, with_tensors
@@ -100,7 +100,7 @@ def narrow(
     if activations is not None:
         activations.require(ck, found.name, "narrow")
     layers: dict[int, dict[str, Recipe]] = {}
-    widths, shapes = {}, _shapes(ck, found, shares)
+    widths, shapes = {}, feed_forwards(ck, found, shares)
     for layer, share in shares.items():
         shape = shapes[layer]
         width = _width(shape.width, share, multiple)
@@ -157,7 +157,12 @@ def _width(width: int, share: float, multiple: int) -> int:
     return min(width, max(1, round(share * width / multiple)) * multiple)
 
 
-def _shapes(ck: Checkpoint, tower: Tower, layers: Mapping[int, float]) -> dict[int, FeedForward]:
+def feed_forwards(ck: Checkpoint, tower: Tower, layers: Iterable[int]) -> dict[int, FeedForward]:
+    """The matrices of the feed-forwards of these layers.
+
+    Raises:
+        FamilyError: a feed-forward is not out(act(in x)) or down(act(gate x) * up x), or no part of its layer.
+    """
     from deepen.checkpoint.widths import bank_modules, feed_forward
 
     if tower.parts.kind == "whole":
@@ -251,21 +256,12 @@ def _sliced(
     ridge: float,
 ) -> dict[str, Recipe]:
     """The tensors of a narrower feed-forward."""
-    owned, infos = layer_tensors(ck, tower, layer), ck.source.infos
     what = f"narrowing the feed-forward of layer {layer}"
-    copies = {name: Copy(owned[name], infos[owned[name]]) for name in owned}
-    tensors: dict[str, Recipe] = {}
-    for name in (*shape.inputs, shape.output):
-        axis = _axis(ck, tower, layer, shape, name)
-        leaves = ("weight",) if name == shape.output else ("weight", "bias")
-        for leaf in leaves:
-            if (inner := f"{name}.{leaf}") in copies:
-                at = axis if leaf == "weight" else 0
-                size = tuple(len(kept) if i == at else n for i, n in enumerate(copies[inner].shape))
-                pick = lambda old, at=at: old.index_select(at, kept)  # noqa: E731
-                tensors[inner] = Computed(TensorInfo(copies[inner].dtype, size), (copies[inner],), pick, what)
+    tensors = picked(ck, tower, layer, shape, kept, what)
     if gram is None or mean is None:
         return tensors
+    owned, infos = layer_tensors(ck, tower, layer), ck.source.infos
+    copies = {name: Copy(owned[name], infos[owned[name]]) for name in owned}
     inner, bias = f"{shape.output}.weight", copies.get(f"{shape.output}.bias")
     axis = _axis(ck, tower, layer, shape, shape.output)
     fit = Fit(gram, mean if bias is not None else None, kept, ridge)
@@ -278,6 +274,24 @@ def _sliced(
     if bias is not None:
         shift = lambda old, matrix: old + fit.shift(matrix if axis == 1 else matrix.T)  # noqa: E731
         tensors[f"{shape.output}.bias"] = Computed(bias.info, (bias, copies[inner]), shift, what)
+    return tensors
+
+
+def picked(
+    ck: Checkpoint, tower: Tower, layer: int, shape: FeedForward, channels: torch.Tensor, what: str
+) -> dict[str, Recipe]:
+    """The tensors of a feed-forward with these of its hidden channels, in this order."""
+    owned, infos = layer_tensors(ck, tower, layer), ck.source.infos
+    tensors: dict[str, Recipe] = {}
+    for name in (*shape.inputs, shape.output):
+        axis = _axis(ck, tower, layer, shape, name)
+        leaves = ("weight",) if name == shape.output else ("weight", "bias")
+        for inner, at in ((f"{name}.{leaf}", axis if leaf == "weight" else 0) for leaf in leaves):
+            if inner in owned:
+                old = Copy(owned[inner], infos[owned[inner]])
+                size = tuple(len(channels) if i == at else n for i, n in enumerate(old.shape))
+                pick = lambda whole, at=at: whole.index_select(at, channels)  # noqa: E731
+                tensors[inner] = Computed(TensorInfo(old.dtype, size), (old,), pick, what)
     return tensors
 
 

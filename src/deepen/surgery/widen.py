@@ -121,8 +121,8 @@ def _shape(ck: Checkpoint, tower: Tower) -> Shape:
             f"widen: no exact rule is known for {ck.family.model_type}; known are {', '.join(sorted(SHAPES))}"
         )
     refuse_foreign(ck, tower)
-    if ck.widths.get(tower.name) or ck.factors.get(tower.name):
-        raise FamilyError(f"{ck.where}: some layers have a width or factors of their own; widen before that")
+    if any(own.get(tower.name) for own in (ck.widths, ck.factors, ck.experts)):
+        raise FamilyError(f"{ck.where}: some layers have a width, factors or experts of their own; widen before that")
     return shape
 
 

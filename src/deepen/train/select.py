@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from deepen.checkpoint.experts import Experts
 from deepen.checkpoint.owned_maps import OWNED
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import UsageError, nearest
@@ -138,12 +139,14 @@ def add_lora(model: PreTrainedModel, rank: int, tower: str, layers: Sequence[int
 
 
 def linears(model: PreTrainedModel, prefixes: Sequence[str]) -> dict[str, Any]:
-    """The linear layers whose names begin so and whose forward is called, by name."""
+    """The linear layers whose names begin so and whose forward is called, by name; experts call none of theirs."""
     found = {
         name: module
         for name, module in model.named_modules()
         if (isinstance(module, nn.Linear) or type(module).__name__ == TURNED) and name.startswith(tuple(prefixes))
     }
+    split = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Experts))
+    found = {name: module for name, module in found.items() if not name.startswith(split)}
     if model.config.model_type in BYPASSED:
         found = {name: module for name, module in found.items() if not name.endswith((".out_proj", ".dt_proj"))}
     return found
