@@ -226,6 +226,16 @@ def test_what_each_parameter_is() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
+def test_blocks_are_pairs_of_sites_whichever_visits_they_belong_to() -> None:
+    model = stack("layernorm-scaling", program="0.a 0.f 1 2.f 3.f", bias=True)
+    divided = [model.rule.factors(site)[0] ** -2 for own in model.sites for site in own]
+    assert divided == pytest.approx([1, 1, 2, 2, 3, 3])
+    found = places(model)
+    assert found["layers.1.f.sublayer.up.weight"] == Place(kind="matrix", block=2)
+    assert found["layers.3.f.sublayer.down.weight"] == Place(kind="output", block=3)
+    assert {place.kind for name, place in found.items() if name.endswith("bias")} == {"vector"}
+
+
 @pytest.mark.parametrize("wiring", sorted(WITHOUT_DEPTH))
 def test_a_second_factor_of_depth_is_refused(wiring: str) -> None:
     for rule in ("depth-mup", "completep", "ds-init", "layernorm-scaling"):

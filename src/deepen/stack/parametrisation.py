@@ -4,8 +4,8 @@
 
 A stack reads the factors `forward`, its initial values `init`, and the optimiser the others: `records(stack)`. Three
 places have a factor in the forward pass: the norm before a branch, the branch's output matrix, and the head. Depth
-counts blocks of two sites, every turn of a loop at its maximum; where a factor depends on the block it belongs to a
-visit, and where an initial value or a rate does it is that of the layer's first visit.
+counts blocks of two sites, every turn of a loop at its maximum. A factor that depends on the block belongs to a visit;
+an initial value or a rate that does is that of the first visit.
 
 The rules are one file each in `deepen.stack.parametrisations`. Factors that a rule says nothing of are 1.
 """
@@ -69,7 +69,7 @@ class Place:
 
     Attributes:
         kind: what it is.
-        block: of a layer, its visit or first visit, counted from 1; 0 outside of layers.
+        block: the block of two sites in which its part runs, or first runs, counted from 1; 0 outside of layers.
     """
 
     kind: Kind
@@ -117,7 +117,7 @@ class Rule:
 
     def factors(self, site: Site) -> tuple[float, float]:
         """What the normalised input and the output of a site's branch are multiplied by."""
-        block = site.visit + 1
+        block = _block(site)
         norm, output = Place(kind="norm", block=block), Place(kind="output", block=block)
         return self.record(norm).forward, self.record(output).forward
 
@@ -165,12 +165,17 @@ def records(stack: Stack) -> dict[str, Record]:
 
 def places(stack: Stack) -> dict[str, Place]:
     """What every parameter of a stack is, by its name."""
-    first = {site.key.layer: site.visit + 1 for own in reversed(stack.sites) for site in reversed(own)}
+    sites = [site for own in stack.sites for site in own]
+    first = {(site.key.layer, site.part): _block(site) for site in reversed(sites)}
     tables = {name for name, module in stack.named_modules() if isinstance(module, nn.Embedding)}
     return {name: _place(name, parameter, first, tables) for name, parameter in stack.named_parameters()}
 
 
-def _place(name: str, parameter: nn.Parameter, first: Mapping[int, int], tables: set[str]) -> Place:
+def _block(site: Site) -> int:
+    return site.index // 2 + 1
+
+
+def _place(name: str, parameter: nn.Parameter, first: Mapping[tuple[int, str], int], tables: set[str]) -> Place:
     root, *inside, leaf = name.split(".")
     if root in ("embedding", "positions"):
         return Place(kind="embedding")
@@ -180,10 +185,12 @@ def _place(name: str, parameter: nn.Parameter, first: Mapping[int, int], tables:
         return Place(kind="head")
     if root != "layers":
         return Place(kind="vector")
-    block = first[int(inside[0])]
+    # a part that no visit runs never counts
+    block = first.get((int(inside[0]), inside[1]), 1)
     if inside[2:] == ["norm"] and leaf == "weight":
         return Place(kind="norm", block=block)
-    if parameter.ndim < 2 or name.rpartition(".")[0] in tables:
+    # experts hold their biases in one matrix
+    if parameter.ndim < 2 or leaf.endswith("bias") or name.rpartition(".")[0] in tables:
         return Place(kind="vector", block=block)
     written = any(word in OUTPUTS for word in (*inside, leaf))
     return Place(kind="output" if written else "matrix", block=block)
