@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -22,6 +23,7 @@ from deepen.stack.cost import layer_cost, stack_cost
 from deepen.stack.init import initialise
 from deepen.stack.stack import Stack
 from deepen.sublayers.contract import Context, Out, Read
+from deepen.sublayers.ffn import grouped  # noqa: F401  defines operations that FORMULAS names
 from deepen.sublayers.ffn.base import FeedForward
 from tests.laws import wiring_laws
 from tests.laws.wiring_laws import VOCABULARY, WIDTH, close, tokens
@@ -29,7 +31,11 @@ from tests.laws.wiring_laws import VOCABULARY, WIDTH, close, tokens
 WIRINGS = ("pre-ln", "hyper-connections", "denseformer")
 LOOPED = "0 (1-2)*2"
 # FLOPs of the products that torch's counter has no formula of, from the shapes of their arguments.
-FORMULAS: dict[Any, Any] = {}
+FORMULAS: dict[Any, Any] = {
+    torch.ops.deepen.grouped_linear: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2],
+    torch.ops.aten._embedding_bag: lambda table, places, *_, **__: 2 * math.prod(places) * table[1],
+    torch.ops.aten._embedding_bag_forward_only: lambda table, places, *_, **__: 2 * math.prod(places) * table[1],
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,12 @@ CASES = (
     Case("geglu", fields={"bias": True, "gelu": "none"}),
     Case("gelu", fields={"bias": True}),
     Case("glu"),
+    Case("hash-layer", {"experts": 4, "seed": 3}),
+    Case("hash-layer", {"experts": 3, "hashes": 2, "form": "geglu"}, {"bias": True}),
+    Case("moe", {"experts": 4}),
+    Case("moe", {"experts": 3, "top": 1, "form": "gelu", "balance": 0.1, "z": 0.1}, {"bias": True}),
+    Case("peer", {"experts": 25, "heads": 2, "top": 4, "key_width": 4}, {"hidden": None}),
+    Case("peer", {"experts": 9, "heads": 1, "top": 5, "key_width": 3}, {"hidden": None, "bias": True}),
     Case("reglu"),
     Case("relu", fields={"bias": True}),
     Case("squared-relu"),
@@ -274,7 +286,8 @@ def adapters_reach_its_maps(case: Case) -> None:
     assert bool(names) == any(isinstance(each, nn.Linear) for each in feed_forwards(stack)[1].children())
     for name in names:
         before = stack(tokens()).logits
-        stack.owned.get_parameter(name).add_(0.5)
+        adapter = stack.owned.get_parameter(name)
+        adapter += torch.randn(adapter.shape, generator=torch.Generator().manual_seed(8), dtype=adapter.dtype)
         assert float((stack(tokens()).logits - before).abs().max()) > 1e-8, name
 
 

@@ -14,7 +14,7 @@ Source: Touvron et al., Going Deeper with Image Transformers (CaiT), arXiv:2103.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,9 +24,6 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, Wiring
-
-# The output matrix of each part.
-OUTPUT = {"a": "out", "f": "down"}
 
 
 @method(
@@ -76,14 +73,17 @@ class LayerScale(Wiring):
         found: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for site in self.shape.sites:
-                map_ = layers[site.key.layer].get_submodule(f"{site.part}.sublayer.{OUTPUT[site.part]}")
-                place = f"layers.{site.key.layer}.{site.part}.sublayer.{OUTPUT[site.part]}"
-                if f"{place}.weight" in found:
+                part: Any = layers[site.key.layer].get_submodule(f"{site.part}.sublayer")
+                place = f"layers.{site.key.layer}.{site.part}.sublayer"
+                # the axis of the stream in each parameter that the output is linear in
+                outputs = part.outputs if site.part == "f" else {"out.weight": 0, "out.bias": 0}
+                if any(f"{place}.{name}" in found for name in outputs):
                     raise UsageError(
                         f"layer {site.key.layer} is visited more than once, with gains of its own each time; "
                         "gains fold into the weights of layers that are visited once"
                     )
-                for name, value in map_.named_parameters():
-                    gain = self.gains[site.index]
-                    found[f"{place}.{name}"] = value * (gain if value.ndim == 1 else gain[:, None])
+                for name, value in part.named_parameters():
+                    if name in outputs:
+                        gain = self.gains[site.index].view(-1, *[1] * (value.ndim - 1 - outputs[name]))
+                        found[f"{place}.{name}"] = value * gain
         return found
