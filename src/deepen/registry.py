@@ -90,6 +90,8 @@ MODULES: tuple[str, ...] = (
     "deepen.sublayers.ffn.moe",
     "deepen.sublayers.ffn.peer",
     "deepen.stack.criticality",
+    "deepen.sublayers.ffn.fast_feed_forward",
+    "deepen.sublayers.ffn.master_leaf",
     "deepen.probe.scores.block_influence",
     "deepen.probe.scores.angular",
     "deepen.probe.scores.contribution",

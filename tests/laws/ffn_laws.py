@@ -56,11 +56,31 @@ class Case:
 
 CASES = (
     Case("bilinear"),
+    Case(
+        "fast-feed-forward",
+        {"depth": 2, "inference": "soft", "hardening": 2.0, "temperature": 0.5, "anneal": 0, "leak": 0.2},
+        {"hidden": 3},
+    ),
     Case("geglu", fields={"bias": True, "gelu": "none"}),
     Case("gelu", fields={"bias": True}),
     Case("glu"),
     Case("hash-layer", {"experts": 4, "seed": 3}),
     Case("hash-layer", {"experts": 3, "hashes": 2, "form": "geglu"}, {"bias": True}),
+    Case(
+        "master-leaf",
+        {
+            "depth": 2,
+            "inference": "soft",
+            "hardening": 2.0,
+            "balance": 0.5,
+            "switch": 9,
+            "master": 4,
+            "temperature": 0.5,
+            "anneal": 5,
+            "leak": 0.2,
+        },
+        {"hidden": 3, "bias": True},
+    ),
     Case("moe", {"experts": 4}),
     Case("moe", {"experts": 3, "top": 1, "form": "gelu", "balance": 0.1, "z": 0.1}, {"bias": True}),
     Case("peer", {"experts": 25, "heads": 2, "top": 4, "key_width": 4}, {"hidden": None}),
