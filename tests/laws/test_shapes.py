@@ -203,7 +203,8 @@ def test_no_position_sees_a_later_one(name: str, config: ShapeConfig) -> None:
 @pytest.mark.parametrize(("name", "config"), EACH)
 def test_compiled_equals_eager(name: str, config: ShapeConfig) -> None:
     model: nn.Module = built(name, config)
-    inputs = example(config)
+    # the trace of a token-wise model grows with the tokens
+    inputs = example(config)[:, :3]
     torch.compiler.reset()
     # a compiler does not trace the LSTM of torch, and breaks the graph there
     compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=name != "dc-bi-lstm")

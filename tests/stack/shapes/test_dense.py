@@ -82,3 +82,27 @@ def test_at_depth_20_the_first_layer_learns_where_the_plain_stack_does_not() -> 
         gradient = model.layers[0].weight_hh_l0.grad
         sizes[dense] = float(gradient.norm())
     assert sizes[True] > 1000 * sizes[False] > 0
+
+
+def answers(dense: bool) -> float:
+    """The share of right answers, after 50 steps, to whether a sentence has more words 0 than words 1."""
+    generator = torch.Generator().manual_seed(0)
+    model = DCBiLSTM(DCBiLSTMConfig(vocabulary=8, width=16, layers=15, units=8, last=16, dense=dense))
+    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+    share = 0.0
+    for batch in [32] * 50 + [256]:
+        words = torch.randint(0, 8, (batch, 8), generator=generator)
+        more = ((words == 0).sum(1) > (words == 1).sum(1)).long()
+        logits = model(words)
+        share = float((logits.argmax(-1) == more).float().mean())
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(logits, more).backward()
+        optimiser.step()
+    return share
+
+
+@pytest.mark.slow
+@pytest.mark.method("dc-bi-lstm")
+def test_15_layers_learn_where_the_plain_stack_answers_the_same_to_all() -> None:
+    assert answers(dense=True) > 0.95
+    assert answers(dense=False) < 0.75

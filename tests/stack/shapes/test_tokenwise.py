@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from deepen.errors import UsageError
+from deepen.stack.config import StackConfig
 from deepen.stack.generate import generate
 from deepen.stack.shapes import recurrent_transformer
 from deepen.stack.shapes.feedback_transformer import FeedbackTransformer, FeedbackTransformerConfig
 from deepen.stack.shapes.recurrent_transformer import LayerPass, RecurrentTransformer, RecurrentTransformerConfig
 from deepen.stack.shapes.tokenwise import Seen, attend, feed, merge
+from deepen.stack.stack import Stack
 from deepen.sublayers.mixer.attention import rotated
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 4, "kv_heads": 2, "hidden": 24, "vocabulary": 29}
@@ -281,9 +283,35 @@ def test_generation_continues_as_without_a_cache(make: Any) -> None:
             assert near(model(found[:, :length], last=1).logits, model(found[:, :length]).logits[:, -1:])
     with pytest.raises(UsageError, match="takes no padding; give sequences of one length"):
         model(ids, valid=torch.tensor([[True] * 4, [False] + [True] * 3]))
+    with pytest.raises(UsageError, match="the input is empty; give at least one token"):
+        model(ids[:, :0])
 
 
 @pytest.mark.parametrize("kind", [FeedbackTransformerConfig, RecurrentTransformerConfig])
 def test_sizes_that_do_not_fit_are_refused(kind: Any) -> None:
     with pytest.raises(UsageError, match=f"{kind.__name__}: a width of 10 is not divisible by 4 heads"):
         kind.read({"layers": 1, "width": 10, "heads": 4})
+
+
+def parity(model: nn.Module, steps: int) -> float:
+    """The share of right answers, after training, to whether so many of 16 bits so far are odd."""
+    generator = torch.Generator().manual_seed(0)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(steps):
+        bits = torch.randint(0, 2, (64, 16), generator=generator)
+        loss = nn.functional.cross_entropy(model(bits).logits.flatten(0, 1), (bits.cumsum(1) % 2).flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    bits = torch.randint(0, 2, (256, 16), generator=generator)
+    with torch.no_grad():
+        return float((model(bits).logits.argmax(-1) == bits.cumsum(1) % 2).float().mean())
+
+
+@pytest.mark.slow
+@pytest.mark.method("feedback-transformer")
+def test_one_layer_with_feedback_learns_parity_where_two_plain_layers_do_not() -> None:
+    sizes: dict[str, Any] = {"width": 32, "heads": 2, "hidden": 64, "vocabulary": 2}
+    assert parity(FeedbackTransformer(FeedbackTransformerConfig(layers=1, **sizes)), 250) == 1
+    assert parity(Stack(StackConfig(layers=2, **sizes)), 250) < 0.65

@@ -29,7 +29,7 @@ from deepen.stack.cache import Cache
 from deepen.stack.layer import Layer
 from deepen.stack.rotary import Rotary
 from deepen.stack.shapes.base import initialise, seeded
-from deepen.stack.shapes.tokenwise import TokenConfig, attend, feed, heads, held, joined, refuse_padding
+from deepen.stack.shapes.tokenwise import TokenConfig, attend, check, feed, heads, held, joined
 from deepen.stack.stack import Result
 from deepen.sublayers.mixer.attention import rotated
 from deepen.wiring.pre_ln import PreLN
@@ -154,9 +154,9 @@ class FeedbackTransformer(nn.Module):
             last: give logits of so many last positions only.
 
         Raises:
-            UsageError: padding.
+            UsageError: padding, or no tokens.
         """
-        refuse_padding(valid)
+        check(tokens, valid)
         length, start = tokens.shape[1], 0 if cache is None else cache.length
         embedded = self.embedding(tokens)
         cos, sin = self.rotary(start, length, None, embedded)
@@ -178,8 +178,9 @@ class FeedbackTransformer(nn.Module):
         """The same, all tokens at once, where memories are embeddings.
 
         Raises:
-            UsageError: a layer's output has weight in the memory.
+            UsageError: a layer's output has weight in the memory, or no tokens.
         """
+        check(tokens, None)
         share = float(self.memory.weights.softmax(-1)[0])
         if share != 1:
             raise UsageError(

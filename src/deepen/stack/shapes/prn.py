@@ -55,6 +55,7 @@ class PRN(ResNet):
         seed: of the initial values; None draws from torch's generator.
 
     Example:
+        >>> import torch
         >>> PRN(PRNConfig(blocks=(1, 1), width=8))(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """

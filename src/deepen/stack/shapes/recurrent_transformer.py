@@ -31,12 +31,12 @@ from deepen.stack.shapes.tokenwise import (
     Seen,
     TokenConfig,
     attend,
+    check,
     feed,
     heads,
     held,
     joined,
     merge,
-    refuse_padding,
 )
 from deepen.stack.stack import Result, Stack
 from deepen.sublayers.mixer.attention import rotated
@@ -110,9 +110,9 @@ class RecurrentTransformer(nn.Module):
             tiled: whether each layer runs in tiles, or token by token.
 
         Raises:
-            UsageError: padding.
+            UsageError: padding, or no tokens.
         """
-        refuse_padding(valid)
+        check(tokens, valid)
         length, past, stack = tokens.shape[1], 0 if cache is None else cache.length, self.stack
         x = stack.embedding(tokens)
         assert stack.rotary is not None

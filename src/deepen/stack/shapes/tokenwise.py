@@ -120,11 +120,13 @@ def held(cache: Cache | None, slot: int) -> tuple[torch.Tensor, torch.Tensor] | 
     return keys[:, :, : cache.length], values[:, :, : cache.length]
 
 
-def refuse_padding(valid: torch.Tensor | None) -> None:
-    """Refuses padding.
+def check(tokens: torch.Tensor, valid: torch.Tensor | None) -> None:
+    """Refuses what cannot run token by token.
 
     Raises:
-        UsageError: some token is padding.
+        UsageError: no tokens, or some token is padding.
     """
+    if not tokens.shape[1]:
+        raise UsageError("the input is empty; give at least one token")
     if valid is not None and not bool(valid.all()):
         raise UsageError("a model whose tokens wait for each other takes no padding; give sequences of one length")
