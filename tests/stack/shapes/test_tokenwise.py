@@ -313,5 +313,5 @@ def parity(model: nn.Module, steps: int) -> float:
 @pytest.mark.method("feedback-transformer")
 def test_one_layer_with_feedback_learns_parity_where_two_plain_layers_do_not() -> None:
     sizes: dict[str, Any] = {"width": 32, "heads": 2, "hidden": 64, "vocabulary": 2}
-    assert parity(FeedbackTransformer(FeedbackTransformerConfig(layers=1, **sizes)), 250) == 1
+    assert parity(FeedbackTransformer(FeedbackTransformerConfig(layers=1, **sizes)), 250) > 0.99
     assert parity(Stack(StackConfig(layers=2, **sizes)), 250) < 0.65
