@@ -29,6 +29,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 MODULES: tuple[str, ...] = (
     "deepen.train.losses",
     "deepen.train.select",
+    "deepen.train.noise",
+    "deepen.train.rotation",
     "deepen.stack.parts",
     "deepen.wiring.pre_ln",
     "deepen.wiring.post_ln",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -22,7 +23,8 @@ class Entry:
         grad_norm: of the whole gradient, before it is clipped.
         tokens_per_second: that were trained on in this step.
         turns: that were drawn for run-time loops, where they are.
-        held_out: the loss on the held-out text after the update, in nats a token, where it was looked at.
+        held_out: the loss on the held-out data after the update, in nats a token, where it was looked at.
+        measures: what else was found then, by name.
     """
 
     step: int
@@ -32,6 +34,7 @@ class Entry:
     tokens_per_second: float
     turns: int | None = None
     held_out: float | None = None
+    measures: Mapping[str, float] | None = None
 
     def line(self) -> str:
         fields = {name: value for name, value in asdict(self).items() if value is not None}

@@ -1,10 +1,11 @@
 """The one training loop of the product.
 
-    for each step: batch -> pieces -> loss, gradients -> clip -> finite? -> AdamW -> [held-out loss] -> log -> [state]
+    for each step: batch -> pieces -> loss, gradients -> clip -> finite? -> update -> [held-out loss] -> log -> [state]
 
-What is trained is what requires a gradient when the loop begins; `deepen.train.select` chooses that, and a `Selection`
-may move it between steps. The batch of a step is a function of the step, the state holds everything else that moves,
-and so a run that was killed ends, on the CPU, with the same bits as one that was not.
+What is trained is what requires a gradient when the loop begins; `deepen.train.select` chooses that, a `Selection`
+may move it between steps, and a `Callback` may put other parameters in the place of those that are there. The batch
+of a step is a function of the step, the state holds everything else that moves, and so a run that was killed ends, on
+the CPU, with the same bits as one that was not.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import math
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from deepen.errors import SaveError, UsageError
+from deepen.train.callbacks import Callback
 from deepen.train.curriculum import Turns
 from deepen.train.log import Entry, Log
 from deepen.train.losses import Loss
@@ -34,6 +36,16 @@ from deepen.train.state import clean, latest, load_state, require_start, save_st
 from deepen.train.stops import NotFinite, Stopped, first_gradient, first_output, signals
 
 Report = Callable[[Entry], None]
+Optimise = Callable[[nn.Module, Recipe], torch.optim.Optimizer]
+
+
+class Rows(Protocol):
+    """A batch: a tensor, or something else that can be moved and cut into pieces."""
+
+    def __len__(self) -> int: ...
+    def numel(self) -> int: ...
+    def to(self, device: torch.device, /) -> Any: ...
+    def chunk(self, pieces: int, /) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,32 +67,37 @@ class Trained:
 
 def train(
     model: nn.Module,
-    batches: Callable[[int], torch.Tensor],
+    batches: Callable[[int], Rows],
     recipe: Recipe,
     *,
-    loss: Loss,
+    loss: Loss | Callable[[Any, Any], torch.Tensor],
     folder: Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
-    evaluate: Callable[[], float] | None = None,
+    evaluate: Callable[[], float | Mapping[str, float]] | None = None,
     report: Report | None = None,
     selection: Selection | None = None,
     turns: Turns | None = None,
+    optimise: Optimise = adamw,
+    callbacks: Sequence[Callback] = (),
 ) -> Trained:
     """Trains a module in place.
 
     Args:
         model: the module; its parameters that require a gradient are trained. It is left in eval mode.
-        batches: the batch of a step, [b, t], the same at every call.
+        batches: the batch of a step, [b, t] or `Rows`, the same at every call.
         recipe: how.
         loss: what is lowered.
         folder: gets the log and the states; None writes nothing.
         resume: go on from the last state in the folder.
         settings: what else a resumed run must share, such as a digest of the data; plain values.
-        evaluate: the held-out loss of the model in eval mode, in nats a token.
+        evaluate: the held-out loss of the model in eval mode, in nats a token; or that under the name `loss`, and
+            more beside it.
         report: called after every step.
         selection: what was selected of the model, where blocks of matrices are trained; it is not released.
         turns: sets how often the run-time loops of the model run in each step; elsewhere they run their maximum.
+        optimise: makes the optimiser; a group with a `factor` gets so many times the rate.
+        callbacks: what else happens in each step.
 
     Raises:
         UsageError: nothing to train, states in the folder without `resume`, or a resume with other settings.
@@ -89,7 +106,8 @@ def train(
         Stopped: SIGTERM came; the state was saved first. After SIGINT it is KeyboardInterrupt.
         SaveError: the folder cannot be written; the last state is whole.
     """
-    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})}, selection, turns)
+    run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})}, selection, turns,
+               optimise, callbacks)  # fmt: skip
     with seeded(recipe.seed), _modes(model, recipe), signals() as came:
         done = run.begin(resume)
         started = time.perf_counter()
@@ -98,10 +116,7 @@ def train(
             for step in range(done, recipe.steps):
                 entry = run.step(step)
                 if evaluate is not None and recipe.eval_every and (step + 1) % recipe.eval_every == 0:
-                    model.eval()
-                    run.rest()
-                    entry = Entry(**{**vars(entry), "held_out": evaluate()})
-                    model.train()
+                    entry = run.looked(entry, evaluate)
                 losses.append(entry.loss)
                 if run.log is not None:
                     run.log.write(entry)
@@ -124,21 +139,27 @@ class _Run:
     def __init__(
         self,
         model: nn.Module,
-        batches: Callable[[int], torch.Tensor],
+        batches: Callable[[int], Rows],
         recipe: Recipe,
-        loss: Loss,
+        loss: Loss | Callable[[Any, Any], torch.Tensor],
         folder: Path | None,
         settings: Mapping[str, Any],
         selection: Selection | None,
         turns: Turns | None,
+        optimise: Optimise,
+        callbacks: Sequence[Callback],
     ) -> None:
         self.model, self.batches, self.recipe, self.loss = model, batches, recipe, loss
         self.folder, self.settings, self.selection = folder, settings, selection
-        self.turns = turns
-        self.parameters = trained(model)
-        self.optimiser = adamw(model, recipe)
-        self.device = next(iter(self.parameters.values())).device
+        self.turns, self.optimise, self.callbacks = turns, optimise, callbacks
         self.log: Log | None = None
+        self._take()
+
+    def _take(self) -> None:
+        """Takes the parameters that the model has now, with a new optimiser."""
+        self.parameters = trained(self.model)
+        self.optimiser = self.optimise(self.model, self.recipe)
+        self.device = next(iter(self.parameters.values())).device
 
     def begin(self, resume: bool) -> int:
         """Makes the folder or reads its last state; returns the updates that were done."""
@@ -147,6 +168,10 @@ class _Run:
                 raise UsageError("only a run with a folder can be resumed")
             return 0
         require_start(self.folder, resume)
+        if resume and self.callbacks:
+            for callback in self.callbacks:
+                callback.begin(latest(self.folder) or 0)
+            self._take()
         done = load_state(self.folder, self.parameters, self.optimiser, self.settings, self.selection) if resume else 0
         try:
             self.folder.mkdir(exist_ok=True)
@@ -183,6 +208,9 @@ class _Run:
             )
         if self.selection is not None:
             self.selection.before(step)
+        for callback in self.callbacks:
+            if (born := callback.before(step)) is not None:
+                self._grow(born)
         drawn = None if self.turns is None else self.turns.set(step)
         pieces = ids.chunk(self.recipe.accumulate)
         self.optimiser.zero_grad(set_to_none=True)
@@ -196,20 +224,42 @@ class _Run:
         loss, size = torch.stack([torch.stack(losses).sum().float(), norm.float()]).tolist()
         if not (math.isfinite(loss) and math.isfinite(size)):
             raise self._not_finite(step, loss, pieces)
+        for callback in self.callbacks:
+            callback.gradients(step, self.parameters)
         rate = self.recipe.lr_at(step)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)
         self.optimiser.step()
         if self.selection is not None:
             self.selection.after(step, self.optimiser)
         speed = ids.numel() / max(time.perf_counter() - started, 1e-9)
         return Entry(step=step + 1, loss=loss, lr=rate, grad_norm=size, tokens_per_second=speed, turns=drawn)
 
-    def _loss(self, piece: torch.Tensor) -> torch.Tensor:
+    def _grow(self, born: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Goes on with other parameters, each with the state of the one it began as, where it has one."""
+        held = self.optimiser.state
+        self._take()
+        for parameter, origin in born.items():
+            if origin in held:
+                self.optimiser.state[parameter] = {name: each.clone() for name, each in held[origin].items()}
+
+    def looked(self, entry: Entry, evaluate: Callable[[], float | Mapping[str, float]]) -> Entry:
+        """The entry of a step, with what is found on the held-out data."""
+        self.model.eval()
+        self.rest()
+        found = evaluate()
+        self.model.train()
+        measures = dict(found) if isinstance(found, Mapping) else {"loss": found}
+        held_out = measures.pop("loss")
+        for callback in self.callbacks:
+            measures |= callback.measures()
+        return replace(entry, held_out=held_out, measures=measures or None)
+
+    def _loss(self, piece: Any) -> torch.Tensor:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.recipe.autocast):
             return self.loss(self.model, piece)
 
-    def _not_finite(self, step: int, loss: float, pieces: tuple[torch.Tensor, ...]) -> NotFinite:
+    def _not_finite(self, step: int, loss: float, pieces: Sequence[Any]) -> NotFinite:
         if math.isfinite(loss):
             place = first_gradient(self.model)
             what = f"the gradient is not finite, first at {place}" if place else "the norm of the gradient overflows"
@@ -219,10 +269,7 @@ class _Run:
             what = f"the loss is {loss}" + (f", first at the output of {place}" if place else "")
         kept = None if self.folder is None else latest(self.folder)
         saved = "" if kept is None else f" The state of step {kept} is in {self.folder}."
-        return NotFinite(
-            f"step {step + 1}: {what}; the weights were not updated. Lower --lr or --clip, or compute without "
-            f"--autocast and in --dtype float32.{saved}"
-        )
+        return NotFinite(f"step {step + 1}: {what}; the weights were not updated. {self.recipe.advice}.{saved}")
 
     def save(self, step: int) -> None:
         if self.folder is not None:

@@ -80,6 +80,11 @@ class Recipe:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.lr * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * min(1.0, done))) / 2)
 
+    @property
+    def advice(self) -> str:
+        """What to try where numbers are not finite."""
+        return "Lower --lr or --clip, or compute without --autocast and in --dtype float32"
+
     def fixed(self) -> dict[str, Any]:
         """The fields that a resumed run must share."""
         return {name: value for name, value in asdict(self).items() if name not in FREE}

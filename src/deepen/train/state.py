@@ -30,7 +30,7 @@ from deepen.train.recipe import require_same
 from deepen.train.selective.selection import Selection
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 
 def latest(folder: Path) -> int | None:
