@@ -23,7 +23,7 @@ from deepen.stack.cost import layer_cost, stack_cost
 from deepen.stack.init import initialise
 from deepen.stack.stack import Stack
 from deepen.sublayers.contract import Context, Out, Read
-from deepen.sublayers.ffn import grouped  # noqa: F401  defines operations that FORMULAS names
+from deepen.sublayers.ffn import grouped, retrieved  # noqa: F401  operations that FORMULAS names
 from deepen.sublayers.ffn.base import FeedForward
 from tests.laws import wiring_laws
 from tests.laws.wiring_laws import VOCABULARY, WIDTH, close, tokens
@@ -33,6 +33,7 @@ LOOPED = "0 (1-2)*2"
 # FLOPs of the products that torch's counter has no formula of, from the shapes of their arguments.
 FORMULAS: dict[Any, Any] = {
     torch.ops.deepen.grouped_linear: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2],
+    torch.ops.deepen.retrieved_products: lambda x, table, places, **_: 2 * math.prod(places) * table[1],
     torch.ops.aten._embedding_bag: lambda table, places, *_, **__: 2 * math.prod(places) * table[1],
     torch.ops.aten._embedding_bag_forward_only: lambda table, places, *_, **__: 2 * math.prod(places) * table[1],
 }

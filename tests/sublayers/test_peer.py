@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from deepen.sublayers.contract import Read
 from deepen.sublayers.ffn.base import Sizes
 from deepen.sublayers.ffn.peer import PEER
+from deepen.sublayers.ffn.retrieved import retrieved_products
 from tests.laws.ffn_laws import context
 from tests.sublayers.test_experts import D, drawn, inputs
 
@@ -28,8 +29,17 @@ def all_scores(peer: PEER, x: torch.Tensor) -> torch.Tensor:
     return (first.unsqueeze(-1) + second.unsqueeze(-2)).flatten(-2)
 
 
+def test_products_with_rows_of_a_table() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, table = (torch.randn(size, 4, generator=generator, dtype=torch.float64, requires_grad=True) for size in (3, 6))
+    places = torch.tensor([[5, 0, 5], [1, 1, 1], [0, 3, 5]])
+    found = retrieved_products(x, table, places)
+    assert torch.allclose(found, torch.einsum("nd,nkd->nk", x, table[places]))
+    assert torch.autograd.gradcheck(lambda a, b: retrieved_products(a, b, places), (x, table))
+
+
 @pytest.mark.method("peer")
-@pytest.mark.parametrize(("experts", "top"), [(400, 5), (9, 7), (16, 16)])
+@pytest.mark.parametrize(("experts", "top"), [(400, 5), (400, 16), (9, 7), (16, 16)])
 def test_product_keys_find_what_a_search_of_all_finds(experts: int, top: int) -> None:
     peer, x = made(experts, 3, top), inputs(50)
     with torch.no_grad():

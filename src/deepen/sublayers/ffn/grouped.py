@@ -13,19 +13,30 @@ from typing import Any
 
 import torch
 
+torch.library.define("deepen::grouped_linear", "(Tensor x, Tensor weight, Tensor ends) -> Tensor")
+torch.library.define("deepen::grouped_outer", "(Tensor left, Tensor right, Tensor ends) -> Tensor")
 
-@torch.library.custom_op("deepen::grouped_linear", mutates_args=())
+
 def grouped_linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """x: (n, in) in groups, weight: (E, out, in), ends: (E,) -> (n, out), row i times the matrix of its group."""
+    return torch.ops.deepen.grouped_linear(x, weight, ends)
+
+
+def grouped_outer(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """left: (n, out), right: (n, in), both in groups -> (E, out, in), the sum of a group's outer products."""
+    return torch.ops.deepen.grouped_outer(left, right, ends)
+
+
+@torch.library.impl("deepen::grouped_linear", "CompositeExplicitAutograd")
+def _linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     y = x.new_empty(len(x), weight.shape[1])
     for group, rows in _groups(ends):
         torch.mm(x[rows], weight[group].T, out=y[rows])
     return y
 
 
-@torch.library.custom_op("deepen::grouped_outer", mutates_args=())
-def grouped_outer(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """left: (n, out), right: (n, in), both in groups -> (E, out, in), the sum of a group's outer products."""
+@torch.library.impl("deepen::grouped_outer", "CompositeExplicitAutograd")
+def _outer(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     sums = left.new_zeros(len(ends), left.shape[1], right.shape[1])
     for group, rows in _groups(ends):
         torch.mm(left[rows].T, right[rows], out=sums[group])
@@ -41,12 +52,12 @@ def _groups(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
         start = end
 
 
-@grouped_linear.register_fake
+@torch.library.register_fake("deepen::grouped_linear")
 def _(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 
 
-@grouped_outer.register_fake
+@torch.library.register_fake("deepen::grouped_outer")
 def _(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     return left.new_empty(ends.shape[0], left.shape[1], right.shape[1])
 
@@ -58,7 +69,6 @@ def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> N
 def _linear_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight, ends = ctx.saved_tensors
     of_x, of_weight, _ = ctx.needs_input_grad
-    gradient = gradient.contiguous()
     return (
         grouped_linear(gradient, weight.mT, ends) if of_x else None,
         grouped_outer(gradient, x, ends) if of_weight else None,
@@ -76,5 +86,5 @@ def _outer_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | No
     )
 
 
-grouped_linear.register_autograd(_linear_backward, setup_context=_keep)
-grouped_outer.register_autograd(_outer_backward, setup_context=_keep)
+torch.library.register_autograd("deepen::grouped_linear", _linear_backward, setup_context=_keep)
+torch.library.register_autograd("deepen::grouped_outer", _outer_backward, setup_context=_keep)

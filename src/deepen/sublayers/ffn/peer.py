@@ -1,11 +1,12 @@
 """PEER: thousands of experts of one neuron each, found by product keys.
 
     u ── W_q ── q_1 ── K_1 ── the k largest ─╮
-    │       ╰── q_2 ── K_2 ── the k largest ─┴── k^2 sums ── the k largest ── experts i s + j, scores a
+    │       ╰── q_2 ── K_2 ── the k largest ─┴── sums ── the k largest ── experts i s + j, scores a
     ╰── y = sum over heads and their experts of softmax(a)_e gelu(u . up_e) down_e
 
-N = s^2 experts. Each head looks for the largest of the N sums q_1 K_1[i] + q_2 K_2[j] among the k^2 of the k largest of
-each half, where they must be; 2 s products take the place of N. Heads share the experts, and one that two heads find
+N = s^2 experts. Each head looks for the largest of the N sums q_1 K_1[i] + q_2 K_2[j] among those of the k largest of
+each half, where they must be; 2 s products take the place of N. Of these k^2 sums the one of ranks i and j counts only
+where i j <= k, for as many are at least as large. Heads share the experts, and one that two heads find
 counts twice. The two halves of a query are normalised, so that the size of the input does not decide how sharp the
 choice is.
 
@@ -27,6 +28,7 @@ from deepen.errors import UsageError
 from deepen.registry import method
 from deepen.sublayers.contract import Context, Out, Read
 from deepen.sublayers.ffn.base import FeedForward, Neuron, Sizes
+from deepen.sublayers.ffn.retrieved import retrieved_products
 from deepen.sublayers.linear import linear
 
 
@@ -106,18 +108,18 @@ class PEER(FeedForward):
         products = torch.einsum("nhcd,hcsd->nhcs", F.layer_norm(query, (self.key_width,)), self.keys)
         each = min(self.top, self.side)
         best, places = products.topk(each, dim=-1)
-        sums = best[:, :, 0, :, None] + best[:, :, 1, None, :]
-        scores, pairs = sums.flatten(-2).topk(self.top, dim=-1)
-        first = places[:, :, 0].gather(-1, pairs // each)
-        second = places[:, :, 1].gather(-1, pairs % each)
-        return Found(scores, first * self.side + second)
+        # a pair of ranks i, j counted from 1 is no larger than the i j pairs up to both
+        ranks = [(i, j) for i in range(each) for j in range(each) if (i + 1) * (j + 1) <= self.top]
+        i, j = torch.tensor(ranks, device=x.device).unbind(-1)
+        scores, pairs = (best[:, :, 0, i] + best[:, :, 1, j]).topk(self.top, dim=-1)
+        experts = places[:, :, 0, i] * self.side + places[:, :, 1, j]
+        return Found(scores, experts.gather(-1, pairs))
 
     def forward(self, read: Read, context: Context) -> Out:
         x = read.u.flatten(0, -2)
         scores, experts = self.find(x, context)
         chosen, gates = experts.flatten(1), scores.softmax(-1).flatten(1)
-        hidden = torch.bmm(F.embedding(chosen, self.up), x.unsqueeze(-1)).squeeze(-1)
-        weights = F.gelu(hidden, approximate=self.sizes.gelu) * gates
+        weights = F.gelu(retrieved_products(x, self.up, chosen), approximate=self.sizes.gelu) * gates
         y = F.embedding_bag(chosen, self.down, per_sample_weights=weights, mode="sum")
         return Out(y.view_as(read.u), stats={"chosen": experts})
 
