@@ -124,28 +124,46 @@ class Experts(nn.Module):
         """[..., d] -> [..., d]."""
         *inputs, output = self.maps()
         flat = read.reshape(-1, read.shape[-1])
-        pairs = self.chosen(flat).flatten()
-        order = pairs.argsort(stable=True)
-        counts = torch.bincount(pairs, minlength=self.split.experts).tolist()
-        size = self.width // self.split.experts
+        if not len(flat):
+            return torch.zeros_like(read)
+        groups = self._groups(self.chosen(flat))
+        given = [(flat if tokens is None else flat[tokens], at) for at, tokens in groups]
+        # What lies between the maps is done neuron by neuron, so once for all experts.
+        hidden = self.between(*(torch.cat([_read(matrix, rows, at) for rows, at in given]) for matrix in inputs))
         written: torch.Tensor | None = None
-        for expert, tokens in enumerate((order // self.split.active).split(counts)):
-            if not len(tokens):
-                continue
-            at = slice(expert * size, (expert + 1) * size)
-            rows = flat if len(tokens) == len(flat) else flat[tokens]
-            made = _write(output, self._hidden(inputs, rows, at), at)
+        for (at, tokens), own in zip(groups, hidden.split([len(rows) for rows, _ in given]), strict=True):
+            made = _write(output, own, at)
             if written is None:
                 written = made.new_zeros(len(flat), self.stream)
-            written.index_add_(0, tokens, made)
-        if written is None:
-            written = torch.zeros_like(flat)
+            written = written.add_(made) if tokens is None else written.index_add_(0, tokens, made)
+        assert written is not None
         return (written if output.bias is None else written + output.bias).reshape(read.shape)
+
+    def _groups(self, chosen: torch.Tensor) -> list[tuple[slice, torch.Tensor | None]]:
+        """The neurons of each expert that is chosen, and the tokens that chose it; None for all of them."""
+        size = self.width // self.split.experts
+        places = [slice(at, at + size) for at in range(0, self.width, size)]
+        if len(chosen) == 1:
+            return [(places[expert], None) for expert in chosen[0].tolist()]
+        pairs = chosen.flatten()
+        tokens = pairs.argsort(stable=True) // self.split.active
+        counts = torch.bincount(pairs, minlength=self.split.experts).tolist()
+        return [
+            (place, own if count < len(chosen) else None)
+            for place, own, count in zip(places, tokens.split(counts), counts, strict=True)
+            if count
+        ]
 
     def chosen(self, flat: torch.Tensor) -> torch.Tensor:
         """The experts of each token, [n, k], for what it reads, [n, d]."""
         found = self.get_submodule(ROUTER)(flat) if self.split.router != "oracle" else self.masses(flat)
         return found.topk(self.split.active, sorted=False).indices
+
+    def lay_out(self) -> None:
+        """Puts what an expert writes with side by side in memory; shapes and values stay."""
+        output = self.maps()[-1]
+        if isinstance(output, nn.Linear):
+            output.weight.data = output.weight.data.T.contiguous().T
 
     def hidden(self, flat: torch.Tensor) -> torch.Tensor:
         """The values of all neurons, [n, m]."""

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import logging
 
 from deepen.checkpoint.adapter import apply_adapter
+from deepen.checkpoint.experts import Experts
 from deepen.checkpoint.family import Tower
 from deepen.checkpoint.layer_names import layer_names, quantisation
 from deepen.checkpoint.layout import Layout, NewLayer, bank_layers, tensors_of
@@ -193,6 +194,9 @@ def load(
             deepen_spec=Spec(ck, plans),
         )
     _check_loaded(ck, info)
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.lay_out()
     apply_adapter(ck, model, banks)
     if model.can_generate():
         model.generation_config = generation_config(ck, model)
