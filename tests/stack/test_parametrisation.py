@@ -17,6 +17,7 @@ from deepen.stack.config import StackConfig
 from deepen.stack.init_report import Initial, init_report
 from deepen.stack.parametrisation import WITHOUT_DEPTH, Kind, Place, Record, Scale, places, records
 from deepen.stack.parametrisations.completep import CompleteP
+from deepen.stack.parametrisations.depth_mup import DepthMuP
 from deepen.stack.parametrisations.meta_principled import MetaPrincipled, strength
 from deepen.stack.stack import Stack
 
@@ -141,6 +142,13 @@ def test_the_table_of_completep() -> None:
         assert vars(rule.record(Place(kind=kind, block=1))) == pytest.approx(vars(record)), kind
     constant = CompleteP(Scale(width=64, depth=24), base_depth=3)
     assert {constant.record(Place(kind=kind, block=1)).lr for kind in expected} == {1.0}
+
+
+@pytest.mark.method("depth-mup")
+def test_the_rates_of_depth_mup_are_those_of_the_optimiser() -> None:
+    scale, place = Scale(width=8, depth=16), Place(kind="output", block=1)
+    assert DepthMuP(scale, a=2, base_depth=4).record(place) == Record(forward=1.0, lr=0.5, eps=0.5)
+    assert DepthMuP(scale, a=2, base_depth=4, optimiser="sgd").record(place) == Record(forward=1.0)
 
 
 @pytest.mark.method("depth-mup")
