@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from deepen.checkpoint.stack_model import DeepenForCausalLM, to_transformers
 from deepen.errors import UsageError
 from deepen.stack.config import StackConfig
 from deepen.stack.stack import Stack
@@ -156,6 +158,38 @@ def test_a_stack_sums_losses_and_keeps_statistics_by_site() -> None:
     assert list(result.stats["load"]) == [1, 3, 5]
     assert all(float(load.sum()) == pytest.approx(1) for load in result.stats["load"].values())
     assert not stack.eval()(ids).losses
+
+
+@pytest.mark.parametrize("named", [{"name": "moe", "experts": 4}, {"name": "hash-layer"}, {"name": "peer", "top": 2}])
+def test_wirings_reach_what_no_linear_map_holds(named: dict[str, Any]) -> None:
+    fields = {"layers": 2, "width": 8, "heads": 2, "feed_forward": named}
+    plain = Stack(StackConfig.read(fields))
+    ids = torch.arange(12).view(2, 6)
+    scaled = Stack(StackConfig.read({**fields, "wiring": {"name": "layer-scale", "value": 0.5}})).eval()
+    folded = Stack(StackConfig.read(fields)).eval()
+    wiring: Any = scaled.wiring
+    state = {name: value for name, value in scaled.state_dict().items() if name in folded.state_dict()}
+    folded.load_state_dict({**state, **wiring.folded(scaled.layers)})
+    with torch.no_grad():
+        assert torch.allclose(folded(ids).logits, scaled(ids).logits, atol=1e-6)
+        assert not torch.allclose(plain.eval()(ids).logits, scaled(ids).logits, atol=1e-6)
+    deep = Stack(StackConfig.read({**fields, "wiring": "deepnorm"}))
+    for name, value in deep.named_parameters():
+        beta = 16**-0.25 if name.endswith((".up", ".down")) else 1.0
+        if ".f.sublayer." in name:
+            assert torch.allclose(value, beta * plain.get_parameter(name)), name
+
+
+def test_a_folder_of_transformers_holds_the_table(tmp_path: Path) -> None:
+    stack = Stack(StackConfig(layers=1, width=8, heads=2, feed_forward="hash-layer")).eval()
+    feed_forward: Any = stack.layers[0].get_submodule("f.sublayer")
+    feed_forward.table.copy_(feed_forward.table.roll(1))
+    to_transformers(stack).save_pretrained(tmp_path)
+    again = DeepenForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(tensor, stack.state_dict()[name]) for name, tensor in again.stack.state_dict().items())
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, stack(ids).logits, atol=1e-6)
 
 
 @pytest.mark.method("hash-layer")

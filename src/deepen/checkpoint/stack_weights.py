@@ -193,7 +193,7 @@ def _turned(tensor: torch.Tensor, name: str, suffix: str, form: Form) -> torch.T
 def _differing(one: StackConfig, other: StackConfig) -> list[str]:
     """The fields in which two configurations build different stacks; defaults count as what they come to."""
     left_out = ("kv_heads", "head_width", "hidden", "window")
-    fields = [name for name in StackConfig.model_fields if name not in (*left_out, "program")]
+    fields = [name for name in StackConfig.model_fields if name not in (*left_out, "hidden_multiple", "program")]
     found = [name for name in fields if getattr(one, name) != getattr(other, name)]
     sizes = [
         (each.kv_heads or each.heads, each.head, each.inner, [each.window_of(i) for i in range(each.layers)])

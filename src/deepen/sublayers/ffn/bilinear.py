@@ -1,7 +1,7 @@
 """A product of two linear maps, without any activation.
 
-    u ──┬── W_gate ── ──────── ──╮
-        ╰── W_value ───────── * ── W_down ── y         y = W_down (W_gate u * W_value u)
+    u ──┬── W_gate ────────────╮
+        ╰── W_value ────────── * ── W_down ── y         y = W_down (W_gate u * W_value u)
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 """

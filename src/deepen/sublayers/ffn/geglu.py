@@ -1,7 +1,7 @@
 """The gated feed-forward with GELU, as in T5 1.1 and Gemma; `gelu: none` is the exact one, `tanh` Gemma's.
 
-    u ──┬── W_gate ── gelu ── ──╮
-        ╰── W_value ───────── * ── W_down ── y         y = W_down (gelu(W_gate u) * W_value u)
+    u ──┬── W_gate ── gelu ────╮
+        ╰── W_value ────────── * ── W_down ── y         y = W_down (gelu(W_gate u) * W_value u)
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 """

@@ -1,7 +1,7 @@
 """The gated linear unit: a sigmoid gate on every hidden value.
 
-    u ──┬── W_gate ── sigmoid ──╮
-        ╰── W_value ───────── * ── W_down ── y         y = W_down (sigmoid(W_gate u) * W_value u)
+    u ──┬── W_gate ── sigmoid ─╮
+        ╰── W_value ────────── * ── W_down ── y         y = W_down (sigmoid(W_gate u) * W_value u)
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 """

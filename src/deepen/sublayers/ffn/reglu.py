@@ -1,7 +1,7 @@
 """The gated feed-forward with ReLU: gates are zero or linear.
 
-    u ──┬── W_gate ── relu ── ──╮
-        ╰── W_value ───────── * ── W_down ── y         y = W_down (relu(W_gate u) * W_value u)
+    u ──┬── W_gate ── relu ────╮
+        ╰── W_value ────────── * ── W_down ── y         y = W_down (relu(W_gate u) * W_value u)
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 """

@@ -1,7 +1,7 @@
 """The gated feed-forward with SiLU, as in Llama, Mistral and Qwen.
 
-    u ──┬── W_gate ── silu ── ──╮
-        ╰── W_value ───────── * ── W_down ── y         y = W_down (silu(W_gate u) * W_value u)
+    u ──┬── W_gate ── silu ────╮
+        ╰── W_value ────────── * ── W_down ── y         y = W_down (silu(W_gate u) * W_value u)
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 """
