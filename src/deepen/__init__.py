@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from deepen.program import Program as Program
     from deepen.stack.config import StackConfig as StackConfig
     from deepen.stack.generate import generate as generate
+    from deepen.stack.reprogram import reprogram as reprogram
     from deepen.stack.stack import Stack as Stack
     from deepen.surgery.activations import Activations as Activations
     from deepen.surgery.drop import drop as drop
@@ -128,6 +129,7 @@ _LAZY = {
     "perplexity": "deepen.probe.perplexity:perplexity",
     "relax": "deepen.surgery.relax:relax",
     "replace_block": "deepen.surgery.replace:replace_block",
+    "reprogram": "deepen.stack.reprogram:reprogram",
     "retrofit": "deepen.surgery.retrofit:retrofit",
     "save_stack": "deepen.checkpoint.stack_weights:save_stack",
     "score": "deepen.probe.scores.score:score",
@@ -193,6 +195,7 @@ __all__ = [
     "perplexity",
     "relax",
     "replace_block",
+    "reprogram",
     "retrofit",
     "save_stack",
     "score",

@@ -74,6 +74,21 @@ def test_prores_is_the_embedding_at_first_and_pre_ln_after_the_warm_up() -> None
 
 
 @pytest.mark.method("prores")
+def test_prores_warms_early_visits_first() -> None:
+    stack = laws.at_first(Case("prores", {"base": 1000}), LOOPED)
+    seen: dict[tuple[int, str], torch.Tensor] = {}
+    stack.on_site(lambda site, what, tensor: seen.update({(site.index, what): tensor}))
+    with torch.no_grad():
+        before = stack.embedding(TOKENS)
+        stack(TOKENS)
+    # step 1500, visits 1 to 5
+    for index in range(10):
+        share = min(1.0, 1.5 / (index // 2 + 1))
+        torch.testing.assert_close(seen[index, "stream"], before + share * seen[index, "update"], rtol=1e-6, atol=1e-6)
+        before = seen[index, "stream"]
+
+
+@pytest.mark.method("prores")
 def test_the_step_of_prores_is_saved_and_is_not_negative() -> None:
     stack, other = (laws.at_first(Case("prores"), PLAIN) for _ in range(2))
     other.wiring.set_step(0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from deepen.program.plan import Plan
 from deepen.program.tree import Key
@@ -38,3 +41,31 @@ def sites(plan: Plan) -> tuple[tuple[Site, ...], ...]:
         found.append(tuple(Site(visit.index, visit.key, part, rank, total, visit.turn) for rank, part in own))
         index += len(visit.parts)
     return tuple(found)
+
+
+class Depth(NamedTuple):
+    """What constants of depth count, every loop at its maximum.
+
+    Attributes:
+        blocks: blocks of two sites.
+        layers: layers of the bank.
+        visits: visits.
+        ranks: of each site, its rank among the sites.
+        places: of each site, the visit that it belongs to, from 0.
+        rounds: of each site, how many visits run its part of its layer.
+    """
+
+    blocks: float
+    layers: int
+    visits: int
+    ranks: tuple[int, ...]
+    places: tuple[int, ...]
+    rounds: tuple[int, ...]
+
+
+def depth(sites: Sequence[Site], layers: int, visits: int) -> Depth:
+    """What constants of depth count of a program with these sites."""
+    times = Counter((site.key, site.part) for site in sites)
+    rounds = tuple(times[site.key, site.part] for site in sites)
+    ranks, places = tuple(site.index for site in sites), tuple(site.visit for site in sites)
+    return Depth(len(sites) / 2, layers, visits, ranks, places, rounds)

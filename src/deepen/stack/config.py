@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from deepen.errors import UsageError, nearest
+from deepen.program.site import Depth
 from deepen.registry import lookup, methods
 from deepen.stack.heads import require_ends, untied
 from deepen.stack.parametrisation import require_recipe, require_wiring
@@ -78,6 +79,7 @@ class StackConfig(BaseModel):
         init: the recipe of initial values; see `deepen.stack.init`. Where none is given, that of the parametrisation.
         parametrisation: how factors, initial values and rates follow from width and depth: a name, or a table of its
             name and options; see `deepen.stack.parametrisation`.
+        depth: what constants of depth count, where a change of the program has kept them; None: the program.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -114,6 +116,7 @@ class StackConfig(BaseModel):
     pool: Literal["mean", "last"] = "mean"
     init: str = "gpt2"
     parametrisation: str | dict[str, Any] = "standard"
+    depth: Depth | None = None
 
     @field_validator("wiring", "feed_forward", "parametrisation")
     @classmethod

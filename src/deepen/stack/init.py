@@ -118,8 +118,13 @@ def _copies(stack: Stack) -> None:
         if origin is not None:
             children[key].load_state_dict(origin.state_dict())
         if kind == "zero":
-            feed_forward: Any = children[key].get_submodule("f.sublayer")
-            written = {f"f.sublayer.{name}" for name in feed_forward.outputs}
-            for path, parameter in children[key].named_parameters():
-                if path.startswith("a.sublayer.out.") or path in written:
-                    nn.init.zeros_(parameter)
+            silence(children[key])
+
+
+def silence(layer: nn.Module) -> None:
+    """Output matrices and biases of 0, so that a layer adds nothing."""
+    feed_forward: Any = layer.get_submodule("f.sublayer")
+    written = {f"f.sublayer.{name}" for name in feed_forward.outputs}
+    for path, parameter in layer.named_parameters():
+        if path.startswith("a.sublayer.out.") or path in written:
+            nn.init.zeros_(parameter)

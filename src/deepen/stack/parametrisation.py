@@ -13,7 +13,7 @@ The rules are one file each in `deepen.stack.parametrisations`. Factors that a r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import nn
@@ -165,7 +165,8 @@ def records(stack: Stack) -> dict[str, Record]:
 
 def places(stack: Stack) -> dict[str, Place]:
     """What every parameter of a stack is, by its name."""
-    sites = [site for own in stack.sites for site in own]
+    ranks = stack.wiring.shape.depth.ranks
+    sites = [replace(site, index=ranks[site.index]) for own in stack.sites for site in own]
     first = {(site.key.layer, site.part): _block(site) for site in reversed(sites)}
     tables = {name for name, module in stack.named_modules() if isinstance(module, nn.Embedding)}
     return {name: _place(name, parameter, first, tables) for name, parameter in stack.named_parameters()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from deepen.program import (
     Run,
     Visit,
 )  # fmt: skip
-from deepen.program.site import Site, sites
+from deepen.program.site import Site, depth, sites
 from deepen.program.stored import stored_text
 from deepen.registry import lookup
 from deepen.stack.cache import Cache, PassSlot
@@ -127,15 +127,19 @@ class Stack(nn.Module):
         self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
         self.rotary = Rotary(config.head, config.rotary_base) if config.positions == "rotary" else None
         self.layers = nn.ModuleList(Layer(config, window, kind) for window in windows)
+        every = [site for own in self.sites for site in own]
+        if config.depth is not None and len(config.depth.places) != len(every):
+            raise UsageError(f"depth is of a program of {len(config.depth.places)} sites, this one has {len(every)}")
         shape = Shape(
             width=config.width,
-            sites=[site for own in self.sites for site in own],
+            sites=every,
             layers=len(windows),
             visits=len(self.sites),
             heads=config.heads,
             kv_heads=config.kv_heads or config.heads,
             head_width=config.head,
             eps=config.eps,
+            depth=config.depth or depth(every, len(windows), len(self.sites)),
         )
         self.wiring: Wiring = kind(shape, **options)
         self.plan: Plan = self.wiring.plan(self.visits_plan)
@@ -147,7 +151,7 @@ class Stack(nn.Module):
         rule, choices = config.parametrisation_options
         made: Any = lookup(rule).implementation
         self.rule: Rule = made(Scale(width=config.width, depth=shape.blocks, tied=config.tied), **choices)
-        self._factors = [self.rule.factors(site) for site in shape.sites]
+        self._factors = [self.rule.factors(replace(site, index=shape.depth.ranks[site.index])) for site in every]
         self._logits_factor = self.rule.record(Place(kind="head")).forward
         self.checkpointing = False
         self.hooks: list[Hook] = []

@@ -32,6 +32,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring, wide
+from deepen.wiring.entries import FIXED, SITE, Entries, numbered, rows
 from deepen.wiring.history import History
 
 
@@ -88,6 +89,9 @@ class AttentionResiduals(Wiring):
         self.queries = nn.Parameter(torch.empty(len(shape.sites), shape.width))
         self.gains = nn.Parameter(torch.empty(len(shape.sites), shape.width))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        return rows([*numbered(SITE, len(self.shape.sites))[1:], (FIXED, 0)], "queries", "gains")
 
     def reset(self) -> None:
         nn.init.zeros_(self.queries)

@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 from deepen.program import Plan
-from deepen.program.site import Site
+from deepen.program.site import Depth, Site
 from deepen.sublayers.contract import Beside, OnKeys, Read, Slot
+from deepen.wiring.entries import Entries
 
 # A tensor or a nest of named tuples of tensors; each wiring has its own.
 State: TypeAlias = Any
@@ -71,6 +72,7 @@ class Shape:
         kv_heads: heads of keys and values.
         head_width: width of a head.
         eps: of the norms.
+        depth: what constants of depth count: the program, or one before a change of it.
     """
 
     width: int
@@ -81,11 +83,12 @@ class Shape:
     kv_heads: int
     head_width: int
     eps: float
+    depth: Depth
 
     @property
     def blocks(self) -> float:
         """Blocks of two sites, every turn of a loop counted: what constants that depend on depth are made of."""
-        return len(self.sites) / 2
+        return self.depth.blocks
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -127,6 +130,21 @@ class Wiring(nn.Module):
 
     def initialise(self, layers: Mapping[int, nn.Module]) -> None:
         """Changes the initial values of the layers, after the recipe has set them."""
+
+    def constants(self) -> Mapping[str, str]:
+        """The fields of `Depth` that its constants depend on, each with the constants in words."""
+        return {}
+
+    def rescaled(self, before: Depth) -> Mapping[str, float]:
+        """Factors of trained values that began at a constant of the depth `before` and would begin at another now.
+
+        By the name of a parameter, of its own or in a layer, such as `a.after.weight`.
+        """
+        return {}
+
+    def entries(self) -> Mapping[str, Entries]:
+        """By parameter, which sites and visits its entries belong to, for a change of the program."""
+        return {}
 
     def plan(self, plan: Plan) -> Plan:
         """The plan with the cache slots that this wiring gives its visits."""

@@ -31,6 +31,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import FIXED, SOURCE, VISIT, Entries, Label, numbered
 
 
 class Outputs(NamedTuple):
@@ -125,6 +126,23 @@ class DeepCrossAttention(Wiring):
             for way in "qkv" if site.part == "a" else "q":
                 self.sums[f"{visit}{way}"] = Sum(self._sources(visit), shape.width)
         self.sums["end"] = Sum(self._sources(shape.visits), shape.width)
+
+    def entries(self) -> Mapping[str, Entries]:
+        found: dict[str, Entries] = {}
+        for name in self.sums:
+            visit, way = (None, "end") if name == "end" else (int(name[:-1]), name[-1])
+            owner = (FIXED, 0) if visit is None else (VISIT, visit)
+            found[f"sums.{name}.w"] = Entries(f"{way}.w", owner)
+            labels = self._labels(self.shape.visits if visit is None else visit)
+            found[f"sums.{name}.b"] = Entries(f"{way}.b", owner, (labels,))
+        return found
+
+    def _labels(self, visits: int) -> list[Label]:
+        """What the sources are after so many visits."""
+        known = numbered(SOURCE, visits + 1)
+        if self.keep is None or visits <= self.keep:
+            return known
+        return [known[0], (FIXED, 0), *known[-self.keep :]]
 
     def reset(self) -> None:
         for each in self.sums.children():

@@ -29,6 +29,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, Wiring, wide
+from deepen.wiring.entries import SITE, Entries, numbered, rows
 
 # Below this length an output is divided by it, not by its own.
 SHORT = 1e-6
@@ -104,6 +105,9 @@ class DeepDelta(Wiring):
             self.value_weight = nn.Parameter(torch.empty(len(shape.sites), shape.width))
             self.value_bias = nn.Parameter(torch.empty(len(shape.sites)))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        return rows(numbered(SITE, len(self.shape.sites)), *(name for name, _ in self.named_parameters()))
 
     def reset(self) -> None:
         self.strength.reset()

@@ -32,6 +32,7 @@ from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
 from deepen.wiring.deep_delta import Strength, direction
+from deepen.wiring.entries import FIXED, SITE, Entries, listed, numbered, rows
 from deepen.wiring.streams import along_streams, copies, each
 
 # Tokens that the convolution sees.
@@ -85,6 +86,11 @@ class DeepDeltaMatrix(Wiring):
         self.value_weight = nn.Parameter(torch.empty(sites, width, values))
         self.value_bias = nn.Parameter(torch.empty(sites, values))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        sites, end = numbered(SITE, len(self.shape.sites)), (FIXED, 0)
+        names = ("strength.weight", "strength.bias", "value_weight", "value_bias")
+        return rows(sites, *names) | rows([*sites, end], "shares") | listed([*sites, end], "kernels")
 
     def reset(self) -> None:
         self.strength.reset()

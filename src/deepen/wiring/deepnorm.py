@@ -86,5 +86,8 @@ class DeepNorm(Wiring):
     def initialise(self, layers: Mapping[int, nn.Module]) -> None:
         multiply_branches(layers.values(), self.shape, self.beta)
 
+    def constants(self) -> Mapping[str, str]:
+        return {"blocks": "alpha is a power of the number of blocks"}
+
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
         return norm(self.alpha * state + y)

@@ -27,6 +27,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import SOURCE, VISIT, Entries, Label
 from deepen.wiring.history import History
 
 
@@ -80,6 +81,14 @@ class DenseFormer(Wiring):
             if (visit + 1) % period == 0
         })  # fmt: skip
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        found: dict[str, Entries] = {}
+        for name in self.weights:
+            sources = range((int(name) + 1) % self.dilation, int(name) + 2, self.dilation)
+            labels: list[Label] = [(SOURCE, source) for source in sources]
+            found[f"weights.{name}"] = Entries("weights", (VISIT, int(name)), (labels,), fresh=0)
+        return found
 
     def reset(self) -> None:
         for weights in self.weights.values():

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from deepen.program.site import Site
+from deepen.program.site import Depth, Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, Wiring
@@ -59,13 +59,19 @@ class DepthScaledSandwich(Wiring):
         feed_forward: Annotated[float, Field(gt=0)] = 0.432,
     ) -> None:
         super().__init__(shape)
-        self.constants = {"a": attention, "f": feed_forward}
+        self.factors = {"a": attention, "f": feed_forward}
 
     def initialise(self, layers: Mapping[int, nn.Module]) -> None:
         for layer in layers.values():
-            for part, constant in self.constants.items():
+            for part, constant in self.factors.items():
                 norm: Any = layer.get_submodule(part).get_submodule("after")
                 nn.init.constant_(norm.weight, constant / math.sqrt(self.shape.blocks))
+
+    def constants(self) -> Mapping[str, str]:
+        return {"blocks": "the gains of the second norms began at c / sqrt(blocks)"}
+
+    def rescaled(self, before: Depth) -> Mapping[str, float]:
+        return {f"{part}.after.weight": math.sqrt(before.blocks / self.shape.blocks) for part in "af"}
 
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
         return state + norm(y)

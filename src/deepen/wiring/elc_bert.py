@@ -35,6 +35,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import SOURCE, VISIT, Entries, numbered
 from deepen.wiring.history import History
 
 
@@ -94,6 +95,15 @@ class ELCBert(Wiring):
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(visit + 1)) for visit in range(1, shape.visits))
         self.output = nn.Parameter(torch.empty(shape.visits + 1)) if weighted_output else None
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        found = {
+            f"weights.{visit - 1}": Entries("weights", (VISIT, visit), (numbered(SOURCE, visit + 1),))
+            for visit in range(1, self.shape.visits)
+        }
+        if self.output is not None:
+            found["output"] = Entries("output", None, (numbered(SOURCE, self.shape.visits + 1),))
+        return found
 
     def reset(self) -> None:
         outputs = [] if self.output is None else [self.output]

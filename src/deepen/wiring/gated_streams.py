@@ -13,6 +13,7 @@ is the identity. All of it in single precision at least. Parameters belong to si
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 from deepen.program.site import Site
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, wide
+from deepen.wiring.entries import SITE, Entries, listed, numbered, rows
 from deepen.wiring.streams import Streams
 
 # a at first.
@@ -51,6 +53,11 @@ class GatedStreams(Streams):
         self.write_bias = nn.Parameter(torch.empty(sites, streams))
         self.mix_bias = nn.Parameter(torch.empty(sites, logits))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        sites = numbered(SITE, len(self.shape.sites))
+        names = [name for name, _ in self.named_parameters() if not name.startswith("maps.")]
+        return rows(sites, *names) | listed(sites, "maps")
 
     def reset(self) -> None:
         for map_ in self.maps:

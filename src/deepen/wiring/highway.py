@@ -26,6 +26,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.entries import SITE, Entries, numbered, rows
 
 
 @method(
@@ -56,6 +57,9 @@ class Highway(Wiring):
         self.maps = nn.Parameter(torch.empty(len(shape.sites), shape.width, shape.width))
         self.biases = nn.Parameter(torch.empty(len(shape.sites), shape.width))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        return rows(numbered(SITE, len(self.shape.sites)), "maps", "biases")
 
     def reset(self) -> None:
         nn.init.zeros_(self.maps)

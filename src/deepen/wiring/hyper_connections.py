@@ -28,6 +28,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape
+from deepen.wiring.entries import SITE, Entries, numbered, rows
 from deepen.wiring.streams import Streams
 
 
@@ -70,6 +71,10 @@ class HyperConnections(Streams):
             self.maps = nn.Parameter(torch.empty(sites, shape.width, streams + 2))
             self.scales = nn.Parameter(torch.empty(sites, 2))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        names = ("read_weights", "mix_weights", "write_weights", *(("maps", "scales") if self.dynamic else ()))
+        return rows(numbered(SITE, len(self.shape.sites)), *names)
 
     def reset(self) -> None:
         sites, streams = self.read_weights.shape

@@ -20,10 +20,16 @@ import torch
 from torch import nn
 
 from deepen.errors import UsageError
-from deepen.program.site import Site
+from deepen.program.site import Depth, Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.entries import SITE, Entries, numbered, rows
+
+
+def by_depth(blocks: float) -> float:
+    """What gains begin at."""
+    return 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
 
 
 @method(
@@ -50,13 +56,22 @@ class LayerScale(Wiring):
 
     def __init__(self, shape: Shape, *, value: float | None = None) -> None:
         super().__init__(shape)
-        blocks = shape.blocks
-        self.value = value if value is not None else 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
+        self.given = value
+        self.value = by_depth(shape.blocks) if value is None else value
         self.gains = nn.Parameter(torch.empty(len(shape.sites), shape.width))
         self.reset()
 
+    def entries(self) -> Mapping[str, Entries]:
+        return rows(numbered(SITE, len(self.shape.sites)), "gains")
+
     def reset(self) -> None:
         nn.init.constant_(self.gains, self.value)
+
+    def constants(self) -> Mapping[str, str]:
+        return {} if self.given is not None else {"blocks": "gains began at a value that follows from depth"}
+
+    def rescaled(self, before: Depth) -> Mapping[str, float]:
+        return {"gains": self.value / by_depth(before.blocks)}
 
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
         return state + self.gains[site.index] * y

@@ -28,6 +28,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import OnKeys, Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import VISIT, Entries, Label
 from deepen.wiring.history import History
 
 
@@ -77,6 +78,19 @@ class LIMe(Wiring):
             nn.Parameter(torch.empty(heads, (rank + 1) * heads)) for rank in range(1, len(mixers))
         )
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        mixers = [site for site in self.shape.sites if site.part == "a"]
+        heads = self.shape.kv_heads
+        # the keys of a visit and head
+        labels: list[Label] = [(VISIT, site.visit, head) for site in mixers for head in range(heads)]
+        return {
+            f"routers.{rank - 1}": Entries(
+                "routers", (VISIT, site.visit), (None, labels[: (rank + 1) * heads]), fresh=0
+            )
+            for rank, site in enumerate(mixers)
+            if rank
+        }
 
     def reset(self) -> None:
         heads = self.shape.kv_heads

@@ -14,7 +14,6 @@ Source: arXiv:2606.18524, read as an abstract alone.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -50,8 +49,12 @@ class LoopedScaling(Wiring):
 
     def __init__(self, shape: Shape, *, strength: Annotated[float, Field(gt=0)] = 1.0) -> None:
         super().__init__(shape)
-        rounds = Counter((site.key, site.part) for site in shape.sites)
-        self.factors = {place: strength / (times * math.sqrt(shape.layers)) for place, times in rounds.items()}
+        depth = shape.depth
+        self.factors = [strength / (times * math.sqrt(depth.layers)) for times in depth.rounds]
+
+    def constants(self) -> Mapping[str, str]:
+        words = "updates are divided by the rounds and by the root of the number of layers"
+        return {"layers": words, "rounds": words}
 
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return state + self.factors[site.key, site.part] * y
+        return state + self.factors[site.index] * y

@@ -32,6 +32,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Beside, OnKeys, Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import SITE, Entries
 
 
 class Slots(NamedTuple):
@@ -79,6 +80,9 @@ class MoDA(Wiring):
             if feed_forward and site.part == "f" and site.index < final
         })  # fmt: skip
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        return {f"maps.{site}": Entries("maps", (SITE, int(site))) for site in self.maps}
 
     def reset(self) -> None:
         for map_ in self.maps.values():

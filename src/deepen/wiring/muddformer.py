@@ -32,6 +32,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring, wide
+from deepen.wiring.entries import FIXED, SOURCE, VISIT, Entries, Label, numbered
 from deepen.wiring.history import History
 
 
@@ -117,6 +118,20 @@ class MUDDFormer(Wiring):
             Mix(shape, visit + 2, ways if "a" in parts.get(visit + 1, "") else 1, visit + 1 == shape.visits)
             for visit in range(shape.visits)
         )
+
+    def entries(self) -> Mapping[str, Entries]:
+        found: dict[str, Entries] = {}
+        for visit, mix in enumerate(self.mixes.children()):
+            ways, sources = mix.get_parameter("fixed").shape
+            # the one way stands for the last of four
+            kinds: list[Label] = [(FIXED, way) for way in range(4 - ways, 4)]
+            hidden = numbered(FIXED, mix.get_parameter("read").shape[1])
+            each = [(SOURCE, source, *kind) for kind in kinds for source in range(sources)]
+            owner = (VISIT, visit)
+            found[f"mixes.{visit}.read"] = Entries("read", owner, (None, hidden))
+            found[f"mixes.{visit}.give"] = Entries("give", owner, (hidden, each), fresh=0)
+            found[f"mixes.{visit}.fixed"] = Entries("fixed", owner, (kinds, numbered(SOURCE, sources)), fresh=0)
+        return found
 
     def reset(self) -> None:
         for mix in self.mixes.children():

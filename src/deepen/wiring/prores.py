@@ -102,6 +102,11 @@ class ProRes(Wiring):
             raise UsageError(f"the step of training is at least 0, not {step}")
         self.step.fill_(step)
 
+    def constants(self) -> Mapping[str, str]:
+        words = "each factor follows from the place of a visit among all"
+        return {"places": words, "visits": words}
+
     def write(self, state: torch.Tensor, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> torch.Tensor:
-        a = factor(self.schedule, self.step, site.visit + 1, self.shape.visits, self.base)
+        depth = self.shape.depth
+        a = factor(self.schedule, self.step, depth.places[site.index] + 1, depth.visits, self.base)
         return state + a.to(y.dtype) * y

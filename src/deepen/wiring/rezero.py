@@ -23,6 +23,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Norm, Shape, Wiring
+from deepen.wiring.entries import SITE, VISIT, Entries, numbered, rows
 
 
 @method(
@@ -54,6 +55,10 @@ class ReZero(Wiring):
         self.per = per
         self.factors = nn.Parameter(torch.empty(shape.visits if per == "visit" else len(shape.sites)))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        kind = VISIT if self.per == "visit" else SITE
+        return rows(numbered(kind, len(self.factors)), "factors")
 
     def reset(self) -> None:
         nn.init.zeros_(self.factors)

@@ -31,6 +31,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import SITE, Entries, Label, listed, rows
 
 # Where the padding among earlier tokens is kept, which is the same at every site.
 PADDING = -1
@@ -97,6 +98,10 @@ class ShortSWA(Wiring):
         self.reads = nn.ParameterList(nn.Parameter(torch.empty(3 * inner, shape.width)) for _ in mixers)
         self.gives = nn.ParameterList(nn.Parameter(torch.empty(shape.width, inner)) for _ in mixers)
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        mixers: list[Label] = [(SITE, site) for site in self.ranks]
+        return rows(mixers, "gains") | listed(mixers, "reads", "gives")
 
     def reset(self) -> None:
         nn.init.ones_(self.gains)

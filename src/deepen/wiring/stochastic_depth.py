@@ -96,9 +96,14 @@ class StochasticDepth(RandomDepth):
         form: Literal["inverted", "paper"] = "inverted",
         per: Literal["sequence", "batch"] = "sequence",
     ) -> None:
-        keep = [1 - (site.visit + 1) / shape.visits * (1 - last) for site in shape.sites]
+        depth = shape.depth
+        keep = [1 - (place + 1) / depth.visits * (1 - last) for place in depth.places]
         super().__init__(shape, keep, per)
         self.form = form
+
+    def constants(self) -> Mapping[str, str]:
+        words = "each probability follows from the place of a visit among all"
+        return {"places": words, "visits": words}
 
     def write(self, state: Drawn, site: Site, read: Read, y: torch.Tensor, norm: Norm) -> Drawn:
         chance = self.keep[site.index]

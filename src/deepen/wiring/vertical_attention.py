@@ -27,6 +27,7 @@ from deepen.program.site import Site
 from deepen.registry import method
 from deepen.sublayers.contract import Read
 from deepen.wiring.base import Earlier, Norm, Shape, Wiring
+from deepen.wiring.entries import SOURCE, VISIT, Entries, numbered
 from deepen.wiring.history import History
 
 
@@ -70,6 +71,12 @@ class VerticalAttention(Wiring):
         # Of the visits from the second on: the first has one source.
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(visit + 1)) for visit in range(1, shape.visits))
         self.reset()
+
+    def entries(self) -> Mapping[str, Entries]:
+        return {
+            f"weights.{visit - 1}": Entries("weights", (VISIT, visit), (numbered(SOURCE, visit + 1),))
+            for visit in range(1, self.shape.visits)
+        }
 
     def reset(self) -> None:
         for weights in self.weights:
