@@ -244,19 +244,21 @@ class OrderForgotten(FastFeedForward):
         return super().one(x, leaf, way)[leaf.argsort(stable=True)]
 
 
-@pytest.mark.parametrize("wrong", [ChancesSwapped, OneNodeALevel, OrderForgotten])
+@pytest.mark.parametrize("wrong", [ChancesSwapped, OneNodeALevel])
 @torch.no_grad()
-def test_wrong_trees_are_caught(wrong: Any) -> None:
-    kind: Any = wrong
-    module, u = filled(kind if kind is OrderForgotten else FastFeedForward, depth=3), inputs()
-    if kind is not OrderForgotten:
-        tree: Any = kind(3, 6).double()
-        tree.load_state_dict(module.tree.state_dict())
-        module.tree = tree
-    decided = (module.tree.logits(u[0]) >= 0).double()
-    soft = module.every(u[0], module.tree.shares(decided))[None]
+def test_wrong_trees_are_caught(wrong: type[Tree]) -> None:
+    module, u, tree = filled(depth=3), inputs(), wrong(3, 6).double()
+    tree.load_state_dict(module.tree.state_dict())
+    module.tree = tree
+    soft = module.every(u[0], tree.shares((tree.logits(u[0]) >= 0).double()))[None]
     errors = [float((y - by_loop(module, u)).abs().max()) for y in (run(module, u).y, soft)]
     assert max(errors) > 0.1
+
+
+@torch.no_grad()
+def test_a_forgotten_order_is_caught() -> None:
+    module, u = filled(OrderForgotten, depth=3), inputs()
+    assert float((run(module, u).y - by_loop(module, u)).abs().max()) > 0.1
 
 
 @pytest.mark.method("master-leaf")
