@@ -111,6 +111,7 @@ MODULES: tuple[str, ...] = (
     "deepen.probe.scores.taylor",
     "deepen.probe.scores.magnitude",
     "deepen.probe.scores.memory",
+    "deepen.probe.memories",
     "deepen.surgery.drop",
     "deepen.surgery.loop",
     "deepen.surgery.parallel",

@@ -110,12 +110,21 @@ def test_memories_of_two_visits(place: Path, capsys: pytest.CaptureFixture[str])
     arguments = ["score", f"{place}/llama", "0-3", "--data", f"{place}/text.txt", *FAST, "--memories", "1,3"]
     assert main([*arguments, "--neurons", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [each["visit"] for each in document["memories"]] == [1, 1, 3, 3]
-    assert all(len(each["speaks"]) == len(each["fires"]) == 5 for each in document["memories"])
-    assert main([*arguments, "--neurons", "1"]) == 0
+    assert [each["visit"] for each in document["memories"]] == [1, 3]
+    listed = [neuron for each in document["memories"] for neuron in each["neurons"]]
+    assert [each["visit"] for each in listed] == [1, 1, 3, 3]
+    assert all(len(each["speaks"]) == len(each["fires"]) == 5 for each in listed)
+    assert main([*arguments, "--neurons", "1", "--keep", f"{place}/kept"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 6
-    assert lines[0].startswith(f"visit 1 neuron {document['memories'][0]['neuron']}  speaks for '")
+    assert lines[0].split() == ["visit", "layer", "memories", "active", "effective", "agreement"]
+    assert [line.split()[:3] for line in lines[1:3]] == [["1", "1", "48"], ["3", "3", "48"]]
+    neurons = [line for line in lines if " neuron " in line]
+    assert len(neurons) == 2
+    assert neurons[0].startswith(f"visit 1 neuron {listed[0]['neuron']}  speaks for '")
+    assert main(["report", f"{place}/kept"]) == 0
+    page = (place / "kept" / "index.html").read_text(encoding="utf-8")
+    assert "Feed-forwards as memories" in page
+    assert "active" in page
 
 
 M, T = "{place}/llama", "{place}/text.txt"

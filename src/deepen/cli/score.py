@@ -11,15 +11,20 @@ from cyclopts import Parameter
 import deepen
 from deepen.cli.data import read_text
 from deepen.cli.options import KEEPING, Keeping
-from deepen.cli.output import give, note, print_json, program_text, table
+from deepen.cli.output import give, note, program_text, table
 from deepen.cli.progress import progress
 from deepen.errors import UsageError
 
 if TYPE_CHECKING:
     from deepen.checkpoint.checkpoint import Checkpoint
+    from deepen.probe.memories import Memories
     from deepen.probe.scores.base import Scores
-    from deepen.probe.scores.memory import Neuron
 
+MEMORY_COLUMNS = (
+    "active     memories with a coefficient other than 0, a token",
+    "effective  as many memories of one size would write as unevenly, a token",
+    "agreement  share of memories that speak for the token behind their top trigger",
+)
 # What a program never is: it holds a number.
 NAME = re.compile(r"[a-z_]+")
 
@@ -74,12 +79,13 @@ def score(
     }  # fmt: skip
     note(f"loading {program_text(checkpoint)}")
     if visits:
-        listed = list_memories(checkpoint, visits, neurons, reading)
-        if common.json:
-            document = {"model": model, "data": data, "program": program_text(checkpoint)}
-            print_json({**document, "memories": [each.to_json() for each in listed]})
-        else:
-            print(memory_report(listed))
+        read = list_memories(checkpoint, visits, neurons, reading)
+        document = {
+            "model": model, "data": data, "program": program_text(checkpoint), "tokens": tokens, "context": context,
+            "memories": [each.to_json() for each in read],
+        }  # fmt: skip
+        if not give(common, "score", document):
+            print(memory_report(read))
         return
     with progress("scoring", None, "windows") as step:
         found = deepen.score(checkpoint, *names, progress=step, **reading)
@@ -130,23 +136,33 @@ def visits_of(memories: str, names: Sequence[str], plot: str) -> list[int]:
 
 def list_memories(
     checkpoint: Checkpoint, visits: Sequence[int], neurons: int, options: Mapping[str, Any]
-) -> list[Neuron]:
-    """The strongest neurons of each visit; each visit reads the text anew."""
-    from deepen.probe.scores.memory import memories
+) -> list[Memories]:
+    """The memories of these visits, read in one pass."""
+    from deepen.probe.memories import memories
     from deepen.probe.scores.reading import open_reading
 
     reading = open_reading(checkpoint, **options)
-    with progress("reading", len(visits) * len(reading.windows), "windows") as step:
+    with progress("reading", len(reading.windows), "windows") as step:
         reading.step = step
-        return [each for visit in visits for each in memories(reading, visit, neurons)]
+        return memories(reading, visits, neurons)
 
 
-def memory_report(listed: Sequence[Neuron]) -> str:
-    """Neurons with the tokens they speak for and the texts that make them fire; what is not printable is escaped."""
-    lines = []
-    for each in listed:
-        lines.append(f"visit {each.visit} neuron {each.neuron}  speaks for {' '.join(map(repr, each.speaks))}")
-        lines += [f"  {size:9.4g}  {text!r}" for text, size in each.fires]
+def memory_report(read: Sequence[Memories]) -> str:
+    """A table of the visits, then neurons with the tokens they speak for and the texts that make them fire.
+
+    What is not printable is escaped.
+    """
+    rows = [("visit", "layer", "memories", "active", "effective", "agreement")]
+    for each in read:
+        agreement = "-" if each.agreement is None else f"{each.agreement:.4f}"
+        rows.append(
+            (str(each.visit), each.layer, str(each.count), f"{each.active:.4g}", f"{each.effective:.4g}", agreement)
+        )
+    lines = [table(rows, left=0), "", *MEMORY_COLUMNS, ""]
+    for neuron in (neuron for each in read for neuron in each.neurons):
+        spoken = " ".join(map(repr, neuron.speaks))
+        lines.append(f"visit {neuron.visit} neuron {neuron.neuron}  speaks for {spoken}")
+        lines += [f"  {size:9.4g}  {text!r}" for text, size in neuron.fires]
     return "\n".join(lines)
 
 

@@ -88,6 +88,9 @@ def _show(kept: Kept) -> Iterator[Section]:
 
 def _score(kept: Kept) -> Iterator[Section]:
     document = kept.document
+    if "memories" in document:
+        yield _memories(document)
+        return
     labels = [str(row["layer"]) for row in document["rows"]]
     scores: Mapping[str, Any] = document["scores"]
     charts = []
@@ -118,6 +121,33 @@ def _score(kept: Kept) -> Iterator[Section]:
         values = [floats(row) for row in matrix["values"]]
         if len(values) == len(labels) and all(len(row) == len(labels) for row in values):
             yield Section(f"{name}, visit by visit", [Charts([_matrix(name, matrix, values, labels)])])
+
+
+def _memories(document: Mapping[str, Any]) -> Section:
+    rows, listed = [], []
+    for each in document["memories"]:
+        agreement = "-" if each["agreement"] is None else f"{each['agreement']:.4f}"
+        sizes = (f"{each[name]:.4g}" for name in ("active", "effective"))
+        rows.append((f"{each['visit']} (layer {each['layer']})", str(each["count"]), *sizes, agreement))
+        for neuron in each["neurons"]:
+            spoken = " ".join(repr(token) for token in neuron["speaks"])
+            fires = " | ".join(repr(text) for text, _ in neuron["fires"])
+            listed.append((f"{neuron['visit']}, {neuron['neuron']}", spoken, fires))
+    return Section(
+        "Feed-forwards as memories",
+        [
+            Text(f"Program {document['program']}, read on {_file(document)}."),
+            Table(
+                ["visit", "memories", "active", "effective", "agreement"],
+                rows,
+                "Active: memories with a coefficient other than 0, a token. Effective: as many memories of one size "
+                "would write as unevenly. Agreement: share of memories that speak for the token behind their top "
+                "trigger.",
+                (1, 2, 3, 4),
+            ),
+            Table(["visit, neuron", "speaks for", "fires on"], listed, "The strongest memories of each visit.", ()),
+        ],
+    )
 
 
 def _matrix(name: str, matrix: Mapping[str, Any], values: list[list[float]], labels: Sequence[str]) -> Chart:

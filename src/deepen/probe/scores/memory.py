@@ -4,7 +4,7 @@
     top token of a memory = the token whose row of the head has the largest product with sign(m_i) v_i
 
 `memory` is the share of tokens at which the strongest memory of the visit, of the largest |m_i| |v_i|, speaks for the
-token that the whole model predicts. `memories` lists single neurons: what makes them fire, and what they speak for.
+token that the whole model predicts. `deepen.probe.memories` reads single neurons.
 
 Geva, Schuster, Berant, Levy, Transformer Feed-Forward Layers Are Key-Value Memories, arXiv:2012.14913.
 """
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepen.errors import FamilyError, UsageError
+from deepen.errors import FamilyError
 from deepen.probe.scores.base import PassScore, Result, column
 from deepen.probe.scores.lens import EVERY
 from deepen.registry import method
@@ -65,93 +64,6 @@ class Memory(PassScore):
         shares = np.where(counts > 0, same / counts.clip(1), np.nan)
         meaning = "share of tokens where the strongest neuron speaks for the prediction"
         return Result((column("memory", shares, "neither", meaning, int(counts.max())),))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neuron:
-    """One memory.
-
-    Attributes:
-        visit: the visit it belongs to.
-        neuron: its number in the feed-forward.
-        speaks: the tokens its value has the largest products with, for the sign of its largest activation.
-        fires: the texts that end with the tokens of its largest activations, and these.
-    """
-
-    visit: int
-    neuron: int
-    speaks: tuple[str, ...]
-    fires: tuple[tuple[str, float], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"visit": self.visit, "neuron": self.neuron, "speaks": self.speaks, "fires": self.fires}
-
-
-def memories(reading: Reading, visit: int, neurons: int = 5, top: int = 5, before: int = 8) -> list[Neuron]:
-    """The neurons of one visit with the largest |m_i| |v_i| anywhere in the text, strongest first.
-
-    Args:
-        reading: what to read; it needs a head.
-        visit: the visit to look at.
-        neurons: how many neurons.
-        top: how many tokens and texts of each.
-        before: tokens of context shown with a text, the one that fires included.
-
-    Raises:
-        UsageError: no such visit.
-        FamilyError: the model has no head, or the visit no feed-forward with one output matrix.
-    """
-    import torch
-
-    if not 0 <= visit < reading.depth:
-        raise UsageError(f"visit {visit} does not exist; the program has {reading.depth}: 0-{reading.depth - 1}")
-    head = head_rows(reading)
-    # of each neuron its largest activations so far, the number of their token, and the values
-    best = place = values = None
-    windows: list[list[int]] = []
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with torch.inference_mode(), firing(reading, lambda at, m, v: seen.append((m, v)) if at == visit else None):
-        for ids, _ in reading.groups():
-            reading.run(ids)
-            if not seen:
-                break
-            activation, values = seen.pop()
-            tokens = activation.flatten(0, 1).float()
-            at = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
-            at = at + sum(map(len, windows))
-            windows += ids.tolist()
-            if best is not None and place is not None:
-                tokens, at = torch.cat((best, tokens)), torch.cat((place, at))
-            order = tokens.abs().topk(min(top, len(tokens)), 0).indices
-            best, place = tokens.gather(0, order), at.gather(0, order)
-            reading.step(len(ids))
-        if best is None or place is None or values is None:
-            raise FamilyError(f"visit {visit} has no feed-forward with one output matrix, so it has no such memories")
-        chosen = (best[0].abs() * values.float().norm(dim=-1)).topk(min(neurons, best.shape[1])).indices.tolist()
-        return [
-            Neuron(
-                visit=visit,
-                neuron=neuron,
-                speaks=tuple(
-                    str(reading.tokenizer.decode([token]))
-                    for token in (head @ (best[0, neuron].sign() * values[neuron]).to(head.dtype)).topk(top)[1].tolist()
-                ),
-                fires=tuple(
-                    (_text(reading, windows, at, before), size)
-                    for at, size in zip(place[:, neuron].tolist(), best[:, neuron].tolist(), strict=True)
-                ),
-            )
-            for neuron in chosen
-        ]
-
-
-def _text(reading: Reading, windows: list[list[int]], at: int, before: int) -> str:
-    """The text of the tokens up to number `at` of all that were read, no more than `before` and of its window."""
-    for ids in windows:
-        if at < len(ids):
-            return str(reading.tokenizer.decode(ids[max(0, at + 1 - before) : at + 1]))
-        at -= len(ids)
-    raise AssertionError("a token beyond the text")
 
 
 def strongest(activation: torch.Tensor, values: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
