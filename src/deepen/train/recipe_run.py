@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError
 
 from deepen.checkpoint.atomic import atomic_file, atomic_folder
-from deepen.checkpoint.stack_folder import write_stack
 from deepen.errors import SaveError
 from deepen.stack.stack import Stack
 from deepen.tasks.batch import Batch
@@ -101,6 +100,7 @@ def run_recipe(
     device: str = "cpu",
     report: Callable[[Entry, int], None] | None = None,
     data: Data | None = None,
+    models: bool = True,
 ) -> Outcome:
     """Trains what a recipe says.
 
@@ -111,6 +111,7 @@ def run_recipe(
         device: where the weights go.
         report: called after every step, with the number of all steps.
         data: that of the recipe's task, where it was read before.
+        models: write the stack into the output; else recipe, log and result alone.
 
     Raises:
         UsageError: fields of the recipe that do not fit the data or each other, or another run to resume.
@@ -184,7 +185,7 @@ def run_recipe(
         data=data,
     )
     if output is not None and work is not None:
-        _finish(outcome, output, work)
+        _finish(outcome, output, work, models)
     return outcome
 
 
@@ -307,15 +308,19 @@ def _write(work: Path, recipe: RecipeFile) -> None:
         file.write(recipe.yaml())
 
 
-def _finish(outcome: Outcome, output: Path, work: Path) -> None:
-    """Writes the stack and what is known of the run, and removes the states.
+def _finish(outcome: Outcome, output: Path, work: Path, models: bool) -> None:
+    """Writes the stack, if wanted, and what is known of the run, and removes the states.
 
     Raises:
         SaveError: it cannot be written; the state of the run is whole.
     """
     try:
         with atomic_folder(output) as partial:
-            write_stack(outcome.stack, partial, outcome.data.tokenizer)
+            if models:
+                # takes seconds to import
+                from deepen.checkpoint.stack_folder import write_stack
+
+                write_stack(outcome.stack, partial, outcome.data.tokenizer)
             shutil.copyfile(work / LOG, partial / LOG)
             (partial / RECIPE).write_text(outcome.recipe.yaml(), encoding="utf-8")
             (partial / RESULT).write_text(json.dumps(outcome.to_json(), indent=2) + "\n", encoding="utf-8")
