@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from deepen.errors import UsageError
+import deepen
+from deepen.checkpoint.stack_weights import save_stack, to_stack
+from deepen.errors import FamilyError, UsageError
 from deepen.registry import lookup
 from deepen.stack.config import StackConfig
+from deepen.stack.stack import Stack
 from deepen.sublayers.contract import Read
 from deepen.sublayers.ffn.base import FeedForward, Sizes
 from tests.laws.ffn_laws import context
@@ -139,3 +144,17 @@ def test_bad_options_are_told_with_both_numbers_and_the_rule(named: object, mess
 
 def test_a_name_without_options_is_the_name() -> None:
     assert config(feed_forward={"name": "relu"}) == config(feed_forward="relu")
+
+
+def test_families_take_a_width_by_multiple_and_refuse_other_feed_forwards(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"width": 8, "heads": 2, "hidden_multiple": 16}
+    stack = Stack(config(**fields)).eval()
+    assert stack.config.inner == 32
+    save_stack(stack, tmp_path / "out", "llama")
+    again, ids = to_stack(deepen.open(str(tmp_path / "out"))), torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, stack(ids).logits, atol=1e-6)
+    for named in ("geglu", {"name": "moe", "experts": 4}):
+        with pytest.raises(FamilyError, match="llama cannot express feed_forward = "):
+            save_stack(Stack(config(**fields, feed_forward=named)), tmp_path / "not", "llama")
+    assert not (tmp_path / "not").exists()
