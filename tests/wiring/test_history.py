@@ -186,5 +186,18 @@ def test_a_mix_of_a_history_has_the_gradients_of_a_plain_sum() -> None:
                     torch.testing.assert_close(left, right)
 
 
+def test_several_mixes_of_a_history_have_the_gradients_of_plain_sums() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    weights = torch.randn(2, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    found = History.start(x[0], 4).push(x[1]).push(x[2]).mixes(weights)
+    expected = torch.einsum("ms,sbtd->mbtd", weights, x)
+    torch.testing.assert_close(found, expected)
+    for left, right in zip(gradients(expected, x, weights), gradients(found, x, weights), strict=True):
+        assert left is not None
+        assert right is not None
+        torch.testing.assert_close(left, right)
+
+
 def gradients(y: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return torch.autograd.grad(y.sin().sum(), inputs, retain_graph=True, allow_unused=True)

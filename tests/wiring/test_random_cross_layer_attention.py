@@ -51,13 +51,13 @@ def test_the_first_mixer_never_crosses_and_the_others_do_at_the_stated_rate() ->
     stack.wiring.slot = noted  # pyright: ignore[reportAttributeAccessIssue]
     torch.manual_seed(0)
     with torch.no_grad():
-        for _ in range(300):
+        for _ in range(150):
             sources.append([])
             stack(TOKENS[:1, :2])
-    shares = [[sum(drawn[rank] == place for drawn in sources) / 300 for place in range(rank + 1)] for rank in range(3)]
-    # 300 draws: four deviations are 0.11
+    shares = [[sum(drawn[rank] == place for drawn in sources) / 150 for place in range(rank + 1)] for rank in range(3)]
+    # 150 draws: four deviations are 0.16
     for found, expected in zip(shares, ([1], [0.7, 0.3], [0.35, 0.35, 0.3]), strict=True):
-        assert found == pytest.approx(expected, abs=0.11)
+        assert found == pytest.approx(expected, abs=0.16)
 
 
 def test_a_visit_that_crosses_uses_none_of_its_own_keys_and_values() -> None:
