@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from deepen.checkpoint.stack_model import DeepenForCausalLM, to_transformers
 from deepen.errors import UsageError
 from deepen.stack.config import StackConfig
+from deepen.stack.cost import active_parameters
 from deepen.stack.stack import Stack
 from deepen.sublayers.contract import Out, Read
 from deepen.sublayers.ffn.base import Sizes
@@ -190,6 +191,20 @@ def test_a_folder_of_transformers_holds_the_table(tmp_path: Path) -> None:
     ids = torch.arange(6)[None]
     with torch.no_grad():
         assert torch.allclose(again(ids).logits, stack(ids).logits, atol=1e-6)
+
+
+def test_active_parameters_are_those_that_a_token_moves() -> None:
+    ids = torch.tensor([[3]])
+    for layer in (MoE(SIZES, experts=5, top=2), HashLayer(SIZES, experts=5, hashes=2, form="swiglu")):
+        run(drawn(layer), inputs(1, 1), ids).y.sum().backward()
+        moved = sum(int((parameter.grad != 0).sum()) for parameter in layer.parameters())
+        assert moved == layer.active() < sum(parameter.numel() for parameter in layer.parameters())
+    fields: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "hidden": 8}
+    dense = Stack(StackConfig(**fields))
+    for top in (1, 2):
+        stack = Stack(StackConfig(**fields, feed_forward={"name": "moe", "experts": 4, "top": top}))
+        assert active_parameters(stack) == active_parameters(dense) + 2 * (4 * 8 + (top - 1) * 3 * 8 * 8)
+    assert active_parameters(dense) == sum(parameter.numel() for parameter in dense.parameters())
 
 
 @pytest.mark.method("hash-layer")
