@@ -368,6 +368,8 @@ BAD: list[tuple[Callable[[Checkpoint, FeedInputs], Any], type[DeepenError], str]
     (lambda ck, data: moefied(moefied(ck)), FamilyError, "is split into 6 experts already"),
     (lambda ck, data: deepen.narrow(moefied(ck), score="magnitude", multiple=8), FamilyError, "6 experts already"),
     (lambda ck, data: deepen.fuse(moefied(ck), 1, 2), FamilyError, "6 experts already"),
+    (lambda ck, data: deepen.merge(moefied(ck), 1, 2), FamilyError, "expert by expert.*forwards last"),
+    (lambda ck, data: deepen.tie(moefied(ck), 2, how="average"), FamilyError, "expert by expert.*forwards last"),
     (lambda ck, data: deepen.widen(moefied(ck), hidden=96), FamilyError, "experts of their own"),
     (lambda ck, data: deepen.to_stack(moefied(ck)), FamilyError, "experts or owned parameters"),
     (lambda ck, data: moefied(ck).apply("(0-2)*2[lora=2] 3-5").load(), FamilyError, "split into experts"),

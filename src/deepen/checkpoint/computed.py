@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepen.checkpoint.recipes import NUMBERS, Recipe, check_computed, info, rounded
+from deepen.checkpoint.recipes import NUMBERS, Copy, Recipe, check_computed, info, rounded
 from deepen.checkpoint.sources import ByteRange, Source, TensorInfo
 from deepen.errors import CheckpointError, FamilyError
 
@@ -148,6 +148,8 @@ def with_layers(
 ) -> Checkpoint:
     """The checkpoint with more layers behind its bank, all of one kind; see `with_layer`."""
     _refuse_shares(ck, tower)
+    for tensors in layers:
+        _refuse_mixed_experts(ck, tower, origin, tensors)
     numbers = range(ck.depth[tower.name], ck.depth[tower.name] + len(layers))
     prefix = ck.disk[tower.name].prefix
     recipes = {
@@ -226,6 +228,22 @@ def _refuse_shares(ck: Checkpoint, tower: Tower) -> None:
             f"its attention divides by the number of the layer ({', '.join(ck.family.folds_index)})",
         ),
     )
+
+
+def _refuse_mixed_experts(ck: Checkpoint, tower: Tower, origin: int, tensors: Mapping[str, Recipe]) -> None:
+    """Refuses to compute with the matrices that a feed-forward of experts reads with."""
+    from deepen.checkpoint.experts import Experts
+    from deepen.checkpoint.widths import bank_modules
+
+    if origin not in ck.experts.get(tower.name, {}):
+        return
+    for path, module in bank_modules(ck, tower)[origin].named_modules():
+        if isinstance(module, Experts):
+            mixed = any(not isinstance(tensors.get(f"{path}.{name}.weight"), Copy) for name in module.inputs)
+            reason = (
+                f"the neurons of {path} of layer {origin} lie expert by expert, unlike those of other layers; split"
+            )
+            _refuse(ck, tower, (mixed, f"{reason} feed-forwards last"))
 
 
 def _refuse(ck: Checkpoint, tower: Tower, *reasons: tuple[bool, str]) -> None:

@@ -87,15 +87,16 @@ class Experts(nn.Module):
 
     Attributes:
         split: how it is split; another number of active experts may be set.
+        inputs: the paths of the maps that read the stream.
     """
 
     def __init__(self, whole: nn.Module, shape: FeedForward, split: Split) -> None:
         super().__init__()
         stem = f"{shape.module}."
-        self._inputs = tuple(name.removeprefix(stem) for name in shape.inputs)
+        self.inputs = tuple(name.removeprefix(stem) for name in shape.inputs)
         self._output = shape.output.removeprefix(stem)
         # Held in a tuple, so that what lies between the maps is no child with parameters of its own.
-        self._between = (between(whole, self._inputs, self._output),)
+        self._between = (between(whole, self.inputs, self._output),)
         for name, child in whole.named_children():
             self.add_module(name, child)
         self.split, self.width, self.stream = split, shape.width, shape.stream
@@ -111,7 +112,7 @@ class Experts(nn.Module):
         Raises:
             FamilyError: something else, such as an adapter, stands in the place of one.
         """
-        found: list[Any] = [self.get_submodule(name) for name in (*self._inputs, self._output)]
+        found: list[Any] = [self.get_submodule(name) for name in (*self.inputs, self._output)]
         for module in found:
             if type(module) not in (nn.Linear, Conv1D):
                 raise FamilyError(
