@@ -56,6 +56,9 @@ def fit_bpe(text: bytes, vocabulary: int) -> Tokenizer:
 def encode(tokenizer: Tokenizer, text: bytes) -> NDArray[np.unsignedinteger]:
     """The ids [t] of a UTF-8 text."""
     kind = id_type(tokenizer.get_vocab_size())
+    if tokenizer.get_vocab_size() == BYTES:
+        # ids are the bytes themselves, and the tokenizer takes a second a megabyte to say so
+        return np.frombuffer(text, kind)
     found = [np.array(tokenizer.encode(piece).ids, dtype=kind) for piece in _pieces(text)]
     return np.concatenate(found) if found else np.zeros(0, kind)
 
