@@ -159,6 +159,13 @@ class Checkpoint:
             refuse_taps(self, tower)
         self.sets  # noqa: B018  (what cannot be owned is refused where it is built)
 
+    def require_layers(self) -> None:
+        """Refuses what works on the layers of a model of transformers, where the checkpoint holds another.
+
+        Raises:
+            FamilyError: it holds a native stack.
+        """
+
     def cost(self, context: int = 1024) -> Cost:
         """Parameters, visits, FLOPs a token and cache bytes at `context` tokens, summed over the towers."""
         from deepen.checkpoint.layer_cost import checkpoint_cost

@@ -23,6 +23,8 @@ from deepen.checkpoint.skeleton import build_config
 from deepen.checkpoint.sources import Source, open_safetensors, parse_json
 from deepen.errors import CheckpointError
 
+# The model type of a native stack.
+STACK_TYPE = "deepen"
 # The range that the parity suite runs on.
 TESTED = ((5, 24), (5, 25))
 
@@ -110,6 +112,10 @@ def _opened(
 ) -> Checkpoint:
     if raw.get("model_type") == NATIVE_TYPE:
         return _native(where, folder, raw, source)
+    if raw.get("model_type") == STACK_TYPE:
+        from deepen.checkpoint.stack_checkpoint import open_stack
+
+        return open_stack(where, folder, raw, source)
     family = family_of(raw, where)
     banks = {name: tuple(range(depth)) for name, depth in depths(family, raw, where).items()}
     program = original_program(raw, family, banks)

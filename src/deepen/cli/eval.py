@@ -140,7 +140,7 @@ def measure(
         try:
             evaluator = Evaluator(checkpoint, device=reading.device, dtype=reading.dtype)
         except FamilyError:
-            note("without a causal head programs are evaluated one after the other")
+            note("programs of this model are evaluated one after the other")
     if evaluator is None:
         one_by_one(checkpoint, chosen, rows, reading)
     else:

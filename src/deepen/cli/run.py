@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run(
     model: str,
-    program: str,
+    program: str = "",
     /,
     *,
     prompt: Annotated[str, Parameter(help="What to continue or answer.")],
@@ -38,7 +38,7 @@ def run(
     model
         A checkpoint folder, a .gguf file or a hub id.
     program
-        Such as '0-3 (4-7)*2 8-11', or @FILE.
+        Such as '0-3 (4-7)*2 8-11', or @FILE; the model's own when none is given.
     """
     from deepen.program import read_program
 
@@ -47,12 +47,14 @@ def run(
     if not temperature >= 0:
         raise UsageError(f"--temperature {temperature}: expected 0 or more")
     device = common.torch_device()
-    checkpoint = deepen.open(model).apply(read_program(program, common.form))
+    opened = deepen.open(model)
+    checkpoint = opened.apply(read_program(program, common.form)) if program else opened
     tokenizer = checkpoint.tokenizer()
     loaded = checkpoint.load(dtype=common.torch_dtype(), device=device)
     if not loaded.can_generate() or loaded.main_input_name != "input_ids":
         raise FamilyError(f"{type(loaded).__name__} generates no text from a prompt; deepen eval and show take it")
     if counts:
+        checkpoint.require_layers()
         choose_counts(loaded, counts)
     ids, templated = encode(tokenizer, prompt, chat and not loaded.config.is_encoder_decoder)
     if ids.shape[1] == 0:

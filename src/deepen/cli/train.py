@@ -91,7 +91,11 @@ def reporter(step: Step, about: str) -> Callable[[Entry, int], None]:
 
 
 def _told(measures: Mapping[str, float]) -> str:
-    return "".join(f", {NAMES.get(name, name)} {value:.4f}" for name, value in measures.items() if "." not in name)
+    return "".join(
+        f", {NAMES.get(name, name)} {value:.4f}"
+        for name, value in measures.items()
+        if name != "loss" and "." not in name
+    )
 
 
 def describe(outcome: Outcome, place: Path) -> str:

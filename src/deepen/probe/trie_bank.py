@@ -64,6 +64,7 @@ class Bank:
     """
 
     def __init__(self, ck: Checkpoint, *, dtype: Any = None, device: str = "cpu") -> None:
+        ck.require_layers()
         self.tower = ck.family.tower("")
         self.depth = ck.depth[self.tower.name]
         self.checkpoint = read_once(ck).apply(Program.identity(self.depth))

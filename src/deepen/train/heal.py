@@ -268,6 +268,7 @@ def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise SaveError(f"cannot write {output}: {parent} is not a folder that can be written; make it first")
     ck.require_executable()
+    ck.require_layers()
 
 
 def _teacher(ck: Checkpoint, given: Checkpoint | None) -> Checkpoint:

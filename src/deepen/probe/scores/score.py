@@ -63,6 +63,7 @@ def score(
     """
     chosen = choose(names or TOGETHER)
     ck.require_executable()
+    ck.require_layers()
     eager = any(issubclass(kind, PassScore) and kind.needs_attention for kind in chosen.values())
     reading = open_reading(
         ck, text, tower=tower, context=context, tokens=tokens, batch=batch, device=device, dtype=dtype, eager=eager
