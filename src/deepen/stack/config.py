@@ -36,6 +36,7 @@ from deepen.stack.heads import require_ends, untied
 from deepen.stack.parametrisation import require_recipe, require_wiring
 from deepen.stack.told import at, reason, told
 from deepen.sublayers.ffn.base import FeedForward, Sizes
+from deepen.sublayers.mixer.base import Heads, Mixer
 
 # The family of a field that names a method, where it is called otherwise.
 FAMILIES = {"feed_forward": "ffn"}
@@ -57,6 +58,7 @@ class StackConfig(BaseModel):
         vocabulary: number of token ids.
         context: the longest input, for learned positions and rotary tables.
         feed_forward: its name, or a table of its name and options.
+        mixer: its name, or a table of its name and options.
         gelu: the form of the GELU, where the feed-forward has one.
         positions: `rotary`, `learned` or `none`.
         rotary_base: of rotary positions.
@@ -95,6 +97,7 @@ class StackConfig(BaseModel):
     vocabulary: int = Field(default=256, ge=1)
     context: int = Field(default=1024, ge=1)
     feed_forward: str | dict[str, Any] = "swiglu"
+    mixer: str | dict[str, Any] = "softmax-attention"
     gelu: Literal["tanh", "none"] = "tanh"
     positions: Literal["rotary", "learned", "none"] = "rotary"
     rotary_base: float = Field(default=10000.0, gt=0)
@@ -118,7 +121,7 @@ class StackConfig(BaseModel):
     parametrisation: str | dict[str, Any] = "standard"
     depth: Depth | None = None
 
-    @field_validator("wiring", "feed_forward", "parametrisation")
+    @field_validator("wiring", "feed_forward", "mixer", "parametrisation")
     @classmethod
     def _known(cls, value: str | dict[str, Any], info: ValidationInfo) -> str | dict[str, Any]:
         family = str(info.field_name)
@@ -162,12 +165,13 @@ class StackConfig(BaseModel):
             raise ValueError("a window holds 1 token or more; null means all of them")
         require_ends(self)
         self._require_parametrisation()
-        try:
-            # without memory: whether the options fit each other and the widths
-            with torch.device("meta"):
-                self.new_feed_forward()
-        except UsageError as error:
-            raise ValueError(f"feed_forward: {error}") from None
+        # without memory: whether the options fit each other and the widths
+        for name, make in (("feed_forward", self.new_feed_forward), ("mixer", lambda: self.new_mixer(windows[0]))):
+            try:
+                with torch.device("meta"):
+                    make()
+            except UsageError as error:
+                raise ValueError(f"{name}: {error}") from None
         return self
 
     def _require_parametrisation(self) -> None:
@@ -213,6 +217,29 @@ class StackConfig(BaseModel):
         kind: Any = lookup(name).implementation
         sizes = Sizes(width=self.width, hidden=self.inner, bias=self.bias, gelu=self.gelu, vocabulary=self.vocabulary)
         return kind(sizes, **options)
+
+    def new_mixer(self, window: int | None) -> Mixer:
+        """A mixer as the configuration names it, of a layer with this window.
+
+        Raises:
+            UsageError: its options do not fit each other or the widths.
+        """
+        name, options = _options(self.mixer)
+        kind: Any = lookup(name).implementation
+        heads = Heads(
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.kv_heads or self.heads,
+            head_width=self.head,
+            window=window,
+            qk_norm=self.qk_norm,
+            bias=self.qkv_bias,
+            out_bias=self.bias,
+            eps=self.eps,
+            causal=self.causal,
+            context=self.context,
+        )
+        return kind(heads, **options)
 
     @property
     def parametrisation_options(self) -> tuple[str, dict[str, Any]]:

@@ -55,9 +55,10 @@ def layer_cost(
     config: StackConfig, index: int, layer: nn.Module, context: int, bytes_per_number: int = BYTES
 ) -> LayerCost:
     """The cost of one layer of a bank, in a pass over `context` tokens."""
-    window, kv = config.window_of(index), (config.kv_heads or config.heads) * config.head
+    window = config.window_of(index)
     maps = {part: [map_ for _, map_ in linears(layer.get_submodule(part))] for part in "af"}
     feed_forward: Any = layer.get_submodule("f.sublayer")
+    mixer: Any = layer.get_submodule("a.sublayer")
     passed = max(1, context)
 
     def keys(context: int) -> float:
@@ -66,13 +67,13 @@ def layer_cost(
     return LayerCost(
         params={part: sum(each.numel() for each in layer.get_submodule(part).parameters()) for part in "af"},
         flops={
-            "a": 2.0 * sum(map_.weight.numel() for map_ in maps["a"]),
+            "a": mixer.flops(passed) / passed,
             "f": feed_forward.flops(passed) / passed,
         },
-        flops_per_key=4.0 * config.heads * config.head,
-        cache=lambda context: 2.0 * kv * bytes_per_number * context,
+        flops_per_key=mixer.per_key,
+        cache=lambda context: 1.0 * mixer.kept * bytes_per_number * context,
         keys=keys,
-        kv_flops=4.0 * config.width * kv,
+        kv_flops=mixer.kept_flops,
         linears={part: [(map_.in_features, map_.out_features) for map_ in maps[part]] for part in "af"},
         width=config.width,
     )

@@ -25,6 +25,7 @@ from torch import nn
 from deepen.errors import UsageError, nearest
 from deepen.stack.parametrisation import OUTPUTS, records
 from deepen.sublayers.ffn.base import FeedForward
+from deepen.sublayers.mixer.base import Mixer
 
 if TYPE_CHECKING:
     from deepen.stack.stack import Stack
@@ -89,6 +90,7 @@ def fill(stack: Stack, with_: Fill) -> None:
             with_(stack.positions.weight, deviations.embedding * multipliers["positions.weight"])
         if not stack.config.tied:
             with_(stack.head.weight, deviations.matrix * multipliers["head.weight"])
+        mixers: list[Mixer] = []
         for path, module in stack.layers.named_modules(prefix="layers"):
             if isinstance(module, nn.Linear):
                 output = path.rpartition(".")[2] in OUTPUTS
@@ -101,6 +103,10 @@ def fill(stack: Stack, with_: Fill) -> None:
                     deviation = deviations.output if name in module.outputs else deviations.matrix
                     with_(parameter, deviation * multipliers[f"{path}.{name}"])
                 module.reset()
+            elif isinstance(module, Mixer):
+                mixers.append(module)
+        for mixer in mixers:
+            mixer.reset()
         stack.wiring.reset()
         stack.wiring.initialise(dict(enumerate(stack.layers)))
         stack.owned.reset()

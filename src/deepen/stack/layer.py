@@ -6,7 +6,6 @@ from torch import nn
 
 from deepen.stack.config import StackConfig
 from deepen.sublayers.contract import Context, Out, Read
-from deepen.sublayers.mixer.attention import Attention
 from deepen.wiring.base import Wiring
 
 
@@ -33,7 +32,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: StackConfig, window: int | None, wiring: type[Wiring]) -> None:
         super().__init__()
-        self.a = Part(_attention(config, window), *_norms(config, wiring, "a"))
+        self.a = Part(config.new_mixer(window), *_norms(config, wiring, "a"))
         self.f = Part(config.new_feed_forward(), *_norms(config, wiring, "f"))
 
 
@@ -47,17 +46,3 @@ def make_norm(config: StackConfig) -> nn.Module:
 def _norms(config: StackConfig, wiring: type[Wiring], part: str) -> tuple[nn.Module, nn.Module]:
     before, after = (make_norm(config) if part in parts else nn.Identity() for parts in (wiring.before, wiring.after))
     return before, after
-
-
-def _attention(config: StackConfig, window: int | None) -> Attention:
-    return Attention(
-        config.width,
-        config.heads,
-        config.kv_heads or config.heads,
-        config.head,
-        window=window,
-        qk_norm=config.qk_norm,
-        bias=config.qkv_bias,
-        out_bias=config.bias,
-        eps=config.eps,
-    )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from deepen.sublayers.mixer.attention import Attention
 from deepen.wiring.base import Shape
 
 
@@ -17,7 +18,9 @@ def multiply_branches(layers: Iterable[nn.Module], shape: Shape, factor: float) 
     with torch.no_grad():
         for layer in layers:
             attention: Any = layer.get_submodule("a.sublayer")
-            attention.qkv.weight[values:] *= factor
+            # a mixer without values is proportional to its output matrix alone
+            if isinstance(attention, Attention):
+                attention.qkv.weight[values:] *= factor
             attention.out.weight *= factor
             feed_forward: Any = layer.get_submodule("f.sublayer")
             for matrix in feed_forward.matrices():

@@ -15,52 +15,41 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from deepen.registry import method
 from deepen.sublayers.contract import Beside, Context, Out, Read
 from deepen.sublayers.linear import linear
+from deepen.sublayers.mixer.base import Heads, Mixer
 
 
-class Attention(nn.Module):
+@method(
+    "softmax-attention",
+    family="mixer",
+    source="arXiv:1706.03762",
+    title="Attention Is All You Need",
+    mechanism="y = W_o softmax(q k^T / sqrt(d) + mask) v, by heads that may share keys and values",
+    cost="4 D^2 of maps, and 2 D of each token with each other",
+)
+class Attention(Mixer):
     """Attention with H query heads and R heads of keys and values.
 
     Args:
-        width: D.
-        heads: H.
-        kv_heads: R, a divisor of H.
-        head_width: d.
-        window: a query sees itself and the window - 1 tokens before it; None sees all.
-        qk_norm: whether queries and keys are normalised by head.
-        bias: whether the rows of queries, keys and values have a bias.
-        out_bias: whether the output has one.
-        eps: of the QK norm.
+        sizes: what it is built from.
         scale: of the products; None is 1 / sqrt(d).
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_width: int,
-        *,
-        window: int | None = None,
-        qk_norm: bool = False,
-        bias: bool = False,
-        out_bias: bool = False,
-        eps: float = 1e-6,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, sizes: Heads, *, scale: float | None = None) -> None:
+        super().__init__(sizes)
+        heads, kv_heads, head_width = sizes.heads, sizes.kv_heads, sizes.head_width
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
-        self.window, self.scale = window, scale
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias=bias)
-        self.out = nn.Linear(heads * head_width, width, bias=out_bias)
-        self.q_norm = nn.RMSNorm(head_width, eps=eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(head_width, eps=eps) if qk_norm else None
+        self.window, self.scale = sizes.window, scale
+        self.qkv = nn.Linear(sizes.width, (heads + 2 * kv_heads) * head_width, bias=sizes.bias)
+        self.out = nn.Linear(heads * head_width, sizes.width, bias=sizes.out_bias)
+        self.q_norm = nn.RMSNorm(head_width, eps=sizes.eps) if sizes.qk_norm else None
+        self.k_norm = nn.RMSNorm(head_width, eps=sizes.eps) if sizes.qk_norm else None
 
     def forward(self, read: Read, context: Context) -> Out:
         slot = context.slot
         writes = slot is None or slot.writes
-        batch, length = read.u.shape[:2]
         turned = self._turned(read, context, writes)
         q, k, v = self._project(read, context, writes, turned)
         if context.on_keys is not None:
@@ -78,6 +67,14 @@ class Attention(nn.Module):
         if context.beside is not None:
             y = self._with_beside(q, k, v, mask, causal, straight, context.beside)
             return Out(linear(self, "out", y, context))
+        return Out(linear(self, "out", self._attended(q, k, v, mask, causal, straight), context))
+
+    def _attended(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        mask: torch.Tensor | None, causal: bool, straight: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Values by heads, (B, T, H d): q (B, T, H, d), k and v (B, R, S, d); `straight` is q before the rotation."""
+        batch, length = q.shape[:2]
         groups = self.heads // self.kv_heads
         if length == 1 and groups > 1:
             # The queries that share keys stand where tokens would: no key is repeated.
@@ -87,8 +84,7 @@ class Attention(nn.Module):
             if groups > 1:
                 k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale)
-        y = y.reshape(batch, 1, -1) if length == 1 else y.transpose(1, 2).reshape(batch, length, -1)
-        return Out(linear(self, "out", y, context))
+        return y.reshape(batch, 1, -1) if length == 1 else y.transpose(1, 2).reshape(batch, length, -1)
 
     def _turned(self, read: Read, context: Context, writes: bool) -> bool:
         """Whether nothing comes between projection and rotation, so that one rotation turns queries and keys."""
