@@ -15,6 +15,8 @@ from deepen.stack.stack import Stack
 from deepen.sublayers.contract import Read
 from deepen.sublayers.ffn.base import Sizes
 from deepen.sublayers.ffn.graph_memory import GraphMemory
+from deepen.train.depth import Depth
+from deepen.train.learner import Learner
 from tests.laws.ffn_laws import context
 from tests.laws.wiring_laws import close
 
@@ -170,7 +172,7 @@ def test_equal_and_unused_centroids_begin_anew() -> None:
     torch.testing.assert_close(module.centroids.norm(dim=-1), torch.ones(5), check_dtype=False)
 
 
-def test_upkeep_runs_in_a_stack_between_steps() -> None:
+def test_upkeep_runs_in_a_stack_between_steps_the_same_after_a_load() -> None:
     config = StackConfig(
         layers=2, width=8, heads=2, vocabulary=7, hidden=4, feed_forward={"name": "graph-memory", "key_width": 3}
     )
@@ -179,8 +181,14 @@ def test_upkeep_runs_in_a_stack_between_steps() -> None:
     before = module.centroids.detach().clone()
     result = stack(torch.randint(0, 7, (2, 9), generator=torch.Generator().manual_seed(0)))
     (result.logits.square().mean() + sum(result.losses.values())).backward()
-    stack.set_step(1)
+    # one that begins anew, at a token that is drawn
+    module.usage[2] = module.used[2] = 0
+    other = Stack(config)
+    other.load_state_dict(stack.state_dict())
+    for each in (stack, other):
+        Depth(Learner(each), steps=9, seed=0).before(1)
     assert not torch.equal(module.centroids, before)
+    assert all(torch.equal(one, two) for one, two in zip(stack.parameters(), other.parameters(), strict=True))
     assert int(module.seen) == 0
 
 

@@ -1,6 +1,6 @@
 """Schedules of depth: what a stack is told in every step.
 
-steps       `wiring.set_step`, which ProRes warms its updates up by
+steps       `stack.set_step`, which wirings warm their updates up by, and feed-forwards their decisions
 dropping    the chance to drop a visit, of stochastic depth and LayerDrop, rises from 0 to its own over a share of
 the steps, on a line
 turns       how often run-time loops run: a draw whose mean rises, see `deepen.train.curriculum`
@@ -55,8 +55,8 @@ class Depth(Callback):
         self._own: tuple[Any, tuple[float, ...]] = (None, ())
 
     def before(self, step: int) -> Mapping[nn.Parameter, nn.Parameter] | None:
+        self.learner.stack.set_step(step)
         wiring: Any = self.learner.stack.wiring
-        wiring.set_step(step)
         if self.dropping is not None:
             if wiring is not self._own[0]:
                 self._own = wiring, wiring.keep

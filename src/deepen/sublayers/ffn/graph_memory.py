@@ -183,10 +183,11 @@ class GraphMemory(FeedForward):
     def set_step(self, step: int) -> None:
         self.step.fill_(step)
         if self.upkeep and bool(self.seen):
-            self._keep_up()
+            # seeded by the step, so that a run which is resumed does the same
+            self._keep_up(torch.Generator().manual_seed(step))
 
     @torch.no_grad()
-    def _keep_up(self) -> None:
+    def _keep_up(self, generator: torch.Generator) -> None:
         """Moves, merges and renews centroids by what was collected."""
         self.usage.mul_(DECAY).add_((1 - DECAY) * self.used / self.seen)
         self.age += 1
@@ -194,8 +195,8 @@ class GraphMemory(FeedForward):
         mean = self.sums / self.counts.clamp(min=1).unsqueeze(1)
         moved = torch.where(any_, m * self.centroids + (1 - m) * mean, self.centroids)
         self.centroids.copy_(F.normalize(moved, dim=-1))
-        self._renew(self._merged())
-        self._renew(self.usage < UNUSED)
+        self._renew(self._merged(), generator)
+        self._renew(self.usage < UNUSED, generator)
         for buffer in (self.seen, self.counts, self.used, self.sums):
             buffer.zero_()
 
@@ -207,11 +208,12 @@ class GraphMemory(FeedForward):
         tied = (self.usage.unsqueeze(1) == self.usage) & torch.ones_like(equal).tril(-1)
         return (equal & (less | tied)).any(1)
 
-    def _renew(self, which: torch.Tensor) -> None:
+    def _renew(self, which: torch.Tensor, generator: torch.Generator) -> None:
         """Begins centroids anew at tokens, or in any direction where most are to be renewed."""
         count = len(which)
-        picked = torch.randint(count, (count,), device=which.device)
-        tokens = self.recent[picked] if int(which.sum()) <= count / 2 else torch.randn_like(self.centroids)
+        picked = torch.randint(count, (count,), generator=generator)
+        drawn = torch.randn(self.centroids.shape, generator=generator)
+        tokens = self.recent[picked.to(which.device)] if int(which.sum()) <= count / 2 else drawn.to(self.centroids)
         self.centroids.copy_(torch.where(which.unsqueeze(1), F.normalize(tokens, dim=-1), self.centroids))
         self.usage.masked_fill_(which, 1 / count)
         self.age.masked_fill_(which, 0)
