@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from deepen.train.heal import Healed as Healed
     from deepen.train.heal import heal as heal
     from deepen.train.recipe import Recipe as Recipe
+    from deepen.train.replace_attention import replace_attention as replace_attention
 
 # Public name -> where it lives; resolved on first use.
 _LAZY = {
@@ -128,6 +129,7 @@ _LAZY = {
     "parallel": "deepen.surgery.parallel:parallel",
     "perplexity": "deepen.probe.perplexity:perplexity",
     "relax": "deepen.surgery.relax:relax",
+    "replace_attention": "deepen.train.replace_attention:replace_attention",
     "replace_block": "deepen.surgery.replace:replace_block",
     "reprogram": "deepen.stack.reprogram:reprogram",
     "retrofit": "deepen.surgery.retrofit:retrofit",
@@ -194,6 +196,7 @@ __all__ = [
     "parallel",
     "perplexity",
     "relax",
+    "replace_attention",
     "replace_block",
     "reprogram",
     "retrofit",

@@ -181,6 +181,7 @@ def test_upkeep_runs_in_a_stack_between_steps_the_same_after_a_load() -> None:
     before = module.centroids.detach().clone()
     result = stack(torch.randint(0, 7, (2, 9), generator=torch.Generator().manual_seed(0)))
     (result.logits.square().mean() + sum(result.losses.values())).backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
     # one that begins anew, at a token that is drawn
     module.usage[2] = module.used[2] = 0
     other = Stack(config)

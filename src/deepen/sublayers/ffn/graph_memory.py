@@ -160,11 +160,11 @@ class GraphMemory(FeedForward):
     def shape_losses(self, mean: torch.Tensor, edges: torch.Tensor) -> dict[str, torch.Tensor]:
         """What keeps centroids and rows of edges apart and in use: mean shares of the sources (F,), P (F, F)."""
         count = len(mean)
-        perplexity = torch.special.entr(mean).sum().exp().clamp(min=1)
+        perplexity = _entropy(mean).exp().clamp(min=1)
         return {
             "ortho": _apart(self.centroids, 2),
             "cluster": (count / 4 / perplexity - 1).clamp(min=0),
-            "edge_entropy": (ENTROPY - torch.special.entr(edges).sum(-1)).clamp(min=0).mean(),
+            "edge_entropy": (ENTROPY - _entropy(edges)).clamp(min=0).mean(),
             "edge_contrast": _apart(edges, 1),
         }
 
@@ -229,3 +229,8 @@ def _apart(rows: torch.Tensor, power: int) -> torch.Tensor:
     cosines = F.normalize(rows, dim=-1) @ F.normalize(rows, dim=-1).T
     others = 1 - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
     return (cosines**power * others).sum() / others.sum()
+
+
+def _entropy(shares: torch.Tensor) -> torch.Tensor:
+    """In nats, over the last axis; shares of 0 have no gradient."""
+    return torch.special.entr(shares.clamp(min=1e-30)).sum(-1)
