@@ -22,12 +22,11 @@ from deepen.checkpoint.owned_maps import OWNED
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import UsageError, nearest
 from deepen.registry import method
+from deepen.train.selective.block import TURNED
 
 if TYPE_CHECKING:
     from deepen.checkpoint.load import PreTrainedModel
 
-# The linear layer of GPT-2, whose matrix is transposed.
-TURNED = "Conv1D"
 # Families whose kernels read the weights of some projections without calling their modules.
 BYPASSED = ("mamba", "mamba2", "falcon_mamba", "falcon_h1")
 

@@ -17,6 +17,9 @@ import torch
 
 from deepen.errors import UsageError
 
+# The linear layer of GPT-2, whose matrix is transposed.
+TURNED = "Conv1D"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Block:

@@ -10,7 +10,8 @@ from torch import nn
 
 from deepen.checkpoint.visit import VisitList
 from deepen.errors import FamilyError, UsageError
-from deepen.train.select import TURNED, layer_prefixes, linears
+from deepen.train.select import layer_prefixes, linears
+from deepen.train.selective.block import TURNED
 
 if TYPE_CHECKING:
     from deepen.checkpoint.load import PreTrainedModel

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from deepen.errors import UsageError, nearest
-from deepen.train.select import TURNED
-from deepen.train.selective.block import Block
+from deepen.train.selective.block import TURNED, Block
 from deepen.train.selective.sliced import Sliced
 
 

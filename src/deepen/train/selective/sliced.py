@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from deepen.train.select import TURNED
-from deepen.train.selective.block import Block
+from deepen.train.selective.block import TURNED, Block
 
 
 class Sliced(nn.Module):
