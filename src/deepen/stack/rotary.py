@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -32,7 +34,9 @@ class Rotary(nn.Module):
         table = self.table
         if table is None or table[0].shape[0] < end or table[0].dtype != like.dtype or table[0].device != like.device:
             room = end if torch.compiler.is_compiling() else max(end, 256, 2 * start)
-            table = self._compute(torch.arange(room, device=like.device).float(), like)
+            # a table that is made while generating serves training too
+            with torch.inference_mode(False) if not torch.compiler.is_compiling() else nullcontext():
+                table = self._compute(torch.arange(room, device=like.device).float(), like)
             if not torch.compiler.is_compiling():
                 self.table = table
         return table[0][start:end], table[1][start:end]
