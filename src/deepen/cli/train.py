@@ -38,12 +38,14 @@ def train(
     """Train a stack as a recipe says, and write it as a folder that deepen run opens.
 
     While it runs, log and state are in DIR.training; a run that was stopped or killed goes on with --resume.
+    Several processes share it under torchrun: torchrun --nproc-per-node 4 -m deepen train RECIPE.
 
     Parameters
     ----------
     recipe
         A YAML file with the parts stack, task, train and, if wanted, grow, depth and log.
     """
+    from deepen.train.distributed import joined
     from deepen.train.recipe_file import RecipeFile
     from deepen.train.recipe_run import run_recipe
     from deepen.train.sample import sample
@@ -52,14 +54,24 @@ def train(
         raise UsageError("--dtype is not about training a recipe: give --set train.dtype=bfloat16 or float32")
     read = RecipeFile.read(recipe, set_)
     place = Path(output or Path(recipe).stem)
-    with progress(f"training {place}", read.train.steps, "steps") as step:
-        try:
-            outcome = run_recipe(
-                read, place, resume=resume, device=common.torch_device(), report=reporter(step, read.task.about)
-            )
-        except KeyboardInterrupt:
-            note(f"a state that was saved is in {place}.training; go on with the same command and --resume")
-            raise
+    device = common.torch_device()
+    with joined(device, read.train.parallel) as processes:
+        if not processes.first:
+            run_recipe(read, place, resume=resume, device=device, processes=processes)
+            return
+        with progress(f"training {place}", read.train.steps, "steps") as step:
+            try:
+                outcome = run_recipe(
+                    read,
+                    place,
+                    resume=resume,
+                    device=device,
+                    report=reporter(step, read.task.about),
+                    processes=processes,
+                )
+            except KeyboardInterrupt:
+                note(f"a state that was saved is in {place}.training; go on with the same command and --resume")
+                raise
     text = None
     if outcome.data.tokenizer is not None:
         text = sample(outcome.stack, outcome.data.tokenizer)

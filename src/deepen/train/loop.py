@@ -15,7 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,12 +27,14 @@ from torch.nn.utils import clip_grad_norm_
 from deepen.errors import SaveError, UsageError
 from deepen.train.callbacks import Callback
 from deepen.train.curriculum import Turns
+from deepen.train.distributed import ALONE, Processes, whole
 from deepen.train.log import Entry, Log
 from deepen.train.losses import Loss
 from deepen.train.optim import adamw, trained
 from deepen.train.recipe import Recipe
+from deepen.train.saver import Saver
 from deepen.train.selective.selection import Selection
-from deepen.train.state import clean, latest, load_state, require_start, save_state
+from deepen.train.state import clean, latest, load_state, require_start, state_of
 from deepen.train.stops import NotFinite, Stopped, first_gradient, first_output, signals
 
 Report = Callable[[Entry], None]
@@ -80,6 +82,8 @@ def train(
     turns: Turns | None = None,
     optimise: Optimise = adamw,
     callbacks: Sequence[Callback] = (),
+    processes: Processes = ALONE,
+    background: bool = False,
 ) -> Trained:
     """Trains a module in place.
 
@@ -98,6 +102,9 @@ def train(
         turns: sets how often the run-time loops of the model run in each step; elsewhere they run their maximum.
         optimise: makes the optimiser; a group with a `factor` gets so many times the rate.
         callbacks: what else happens in each step.
+        processes: who train it together; each calls this with the same arguments, and the first one alone writes and
+            reports. The model may hold shares of its parameters afterwards.
+        background: write states while training goes on.
 
     Raises:
         UsageError: nothing to train, states in the folder without `resume`, or a resume with other settings.
@@ -107,7 +114,7 @@ def train(
         SaveError: the folder cannot be written; the last state is whole.
     """
     run = _Run(model, batches, recipe, loss, folder, {**recipe.fixed(), **(settings or {})}, selection, turns,
-               optimise, callbacks)  # fmt: skip
+               optimise, callbacks, processes, background)  # fmt: skip
     with seeded(recipe.seed), _modes(model, recipe), signals() as came:
         done = run.begin(resume)
         started = time.perf_counter()
@@ -120,13 +127,15 @@ def train(
                 losses.append(entry.loss)
                 if run.log is not None:
                     run.log.write(entry)
-                if report is not None:
+                if report is not None and processes.first:
                     report(entry)
                 last = step + 1 == recipe.steps
-                if last or came or (recipe.save_every and (step + 1) % recipe.save_every == 0):
+                # all of several processes stop after the same step
+                number = processes.largest(came[0] if came else 0)
+                if last or number or (recipe.save_every and (step + 1) % recipe.save_every == 0):
                     run.save(step + 1)
-                if came:
-                    run.stop(came[0], step + 1)
+                if number:
+                    run.stop(number, step + 1)
         finally:
             run.end()
     count = sum(parameter.numel() for parameter in run.parameters.values())
@@ -148,15 +157,21 @@ class _Run:
         turns: Turns | None,
         optimise: Optimise,
         callbacks: Sequence[Callback],
+        processes: Processes,
+        background: bool,
     ) -> None:
         self.model, self.batches, self.recipe, self.loss = model, batches, recipe, loss
         self.folder, self.settings, self.selection = folder, settings, selection
         self.turns, self.optimise, self.callbacks = turns, optimise, callbacks
+        self.processes = processes
+        self.saver = None if folder is None else Saver(folder, processes, background=background)
         self.log: Log | None = None
-        self._take()
+        trained(model)
 
     def _take(self) -> None:
         """Takes the parameters that the model has now, with a new optimiser."""
+        # what gives the loss; of several processes it exchanges gradients
+        self.called = self.processes.spread(self.model)
         self.parameters = trained(self.model)
         self.optimiser = self.optimise(self.model, self.recipe)
         self.device = next(iter(self.parameters.values())).device
@@ -166,24 +181,37 @@ class _Run:
         if self.folder is None:
             if resume:
                 raise UsageError("only a run with a folder can be resumed")
+            self._take()
             return 0
         require_start(self.folder, resume)
-        if resume and self.callbacks:
+        if resume:
             for callback in self.callbacks:
                 callback.begin(latest(self.folder) or 0)
-            self._take()
+        self._take()
         done = load_state(self.folder, self.parameters, self.optimiser, self.settings, self.selection) if resume else 0
+        self.processes.by_first(lambda: self._open(done))
+        return done
+
+    def _open(self, done: int) -> None:
+        """Makes the folder, without what killed runs left in it, and its log."""
+        assert self.folder is not None
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise SaveError(f"cannot make {self.folder}: {error.strerror}; choose another place") from error
         clean(self.folder)
         self.log = Log(self.folder / "log.jsonl", done)
-        return done
 
     def end(self) -> None:
-        """Closes the log; a folder in which nothing happened is removed."""
+        """Closes the log, once the last state is written; a folder in which nothing happened is removed."""
         self.rest()
+        try:
+            if self.saver is not None:
+                self.saver.finish()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         if self.log is None:
             return
         self.log.close()
@@ -200,40 +228,49 @@ class _Run:
     def step(self, step: int) -> Entry:
         """One update."""
         started = time.perf_counter()
-        ids = self.batches(step).to(self.device)
+        ids = self.batches(step)
         # pieces of different sizes would not have equal shares in the mean
         if len(ids) != self.recipe.batch:
             raise UsageError(
                 f"the batch of step {step + 1} has {len(ids)} windows; the recipe says {self.recipe.batch}"
             )
         if self.selection is not None:
+            self._settle()
             self.selection.before(step)
         for callback in self.callbacks:
             if (born := callback.before(step)) is not None:
                 self._grow(born)
         drawn = None if self.turns is None else self.turns.set(step)
-        pieces = ids.chunk(self.recipe.accumulate)
+        pieces = [piece.to(self.device) for piece in self.processes.share(ids, self.recipe.accumulate)]
         self.optimiser.zero_grad(set_to_none=True)
         losses = []
-        for piece in pieces:
-            value = self._loss(piece) / len(pieces)
-            value.backward()
+        for place, piece in enumerate(pieces, 1):
+            with nullcontext() if place == len(pieces) else self.processes.unsynchronised(self.called):
+                value = self._loss(piece) / len(pieces)
+                value.backward()
             losses.append(value.detach())
-        norm = clip_grad_norm_(self.parameters.values(), self.recipe.clip)
+        norm = whole(clip_grad_norm_(self.parameters.values(), self.recipe.clip))
+        total = self.processes.mean(torch.stack(losses).sum().float())
         # one wait for the device a step
-        loss, size = torch.stack([torch.stack(losses).sum().float(), norm.float()]).tolist()
+        loss, size = torch.stack([total, norm.float()]).tolist()
         if not (math.isfinite(loss) and math.isfinite(size)):
-            raise self._not_finite(step, loss, pieces)
+            raise self._not_finite(step, loss, size, pieces)
         for callback in self.callbacks:
             callback.gradients(step, self.parameters)
         rate = self.recipe.lr_at(step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)
+        self._settle()
         self.optimiser.step()
         if self.selection is not None:
             self.selection.after(step, self.optimiser)
         speed = ids.numel() / max(time.perf_counter() - started, 1e-9)
         return Entry(step=step + 1, loss=loss, lr=rate, grad_norm=size, tokens_per_second=speed, turns=drawn)
+
+    def _settle(self) -> None:
+        """Waits until the weights may change."""
+        if self.saver is not None:
+            self.saver.settle()
 
     def _grow(self, born: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Goes on with other parameters, each with the state of the one it began as, where it has one."""
@@ -257,10 +294,13 @@ class _Run:
 
     def _loss(self, piece: Any) -> torch.Tensor:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.recipe.autocast):
-            return self.loss(self.model, piece)
+            return self.loss(self.called, piece)
 
-    def _not_finite(self, step: int, loss: float, pieces: Sequence[Any]) -> NotFinite:
-        if math.isfinite(loss):
+    def _not_finite(self, step: int, loss: float, norm: float, pieces: Sequence[Any]) -> NotFinite:
+        if self.processes.count > 1:
+            # only the process whose rows they are could say where, and looking takes all of them
+            what = f"the loss is {loss}, the norm of the gradient {norm}"
+        elif math.isfinite(loss):
             place = first_gradient(self.model)
             what = f"the gradient is not finite, first at {place}" if place else "the norm of the gradient overflows"
         else:
@@ -272,8 +312,8 @@ class _Run:
         return NotFinite(f"step {step + 1}: {what}; the weights were not updated. {self.recipe.advice}.{saved}")
 
     def save(self, step: int) -> None:
-        if self.folder is not None:
-            save_state(self.folder, step, self.parameters, self.optimiser, self.settings, self.selection)
+        if self.saver is not None:
+            self.saver.save(state_of(step, self.parameters, self.optimiser, self.settings, self.selection))
 
     def stop(self, number: int, step: int) -> None:
         """Ends the run after a signal.

@@ -26,6 +26,7 @@ from deepen.stack.told import told
 from deepen.tasks.read import read_task, task_class
 from deepen.tasks.task import Task
 from deepen.train.curriculum import Curriculum
+from deepen.train.distributed import Parallel
 from deepen.train.schedule import Schedule
 
 # How long: exactly one of them is given.
@@ -66,6 +67,8 @@ class Training(Part):
         seed: of the initial weights, the order of the data and every draw.
         evaluate: steps between looks at the first held-out part; 0 never looks.
         save: steps between states on disk; 0 saves only at the end.
+        async_save: write states while training goes on.
+        parallel: what each of several processes holds, under torchrun: `ddp` the whole stack, `fsdp` a share of it.
     """
 
     steps: int | None = Field(default=None, ge=1)
@@ -92,6 +95,8 @@ class Training(Part):
     seed: int = Field(default=0, ge=0)
     evaluate: int = Field(default=100, ge=0)
     save: int = Field(default=100, ge=0)
+    async_save: bool = False
+    parallel: Parallel = "ddp"
 
     @model_validator(mode="after")
     def _fits(self) -> Training:

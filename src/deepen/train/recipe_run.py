@@ -21,12 +21,13 @@ import torch
 from safetensors import SafetensorError
 
 from deepen.checkpoint.atomic import atomic_file, atomic_folder
-from deepen.errors import SaveError
+from deepen.errors import SaveError, UsageError
 from deepen.stack.stack import Stack
 from deepen.tasks.batch import Batch
 from deepen.tasks.task import Data
 from deepen.train.callbacks import Callback
 from deepen.train.depth import Depth
+from deepen.train.distributed import ALONE, Processes, gathered
 from deepen.train.growth import Grow, Stage
 from deepen.train.learner import Learner, TaskLoss, evaluated
 from deepen.train.length import copied, spent_flops, stages_of, step_tokens, steps_of
@@ -41,7 +42,9 @@ from deepen.train.state import require_start
 
 RECIPE, RESULT, LOG = "recipe.yaml", "result.json", "log.jsonl"
 # What a resumed run may change: it moves no weight.
-FREE = ("train.evaluate", "train.save")
+FREE = ("train.evaluate", "train.save", "train.async_save", "train.parallel")
+# What asks for whole parameters, which processes that hold shares of them do not have.
+WHOLE = ("train.optimiser", "train.noise", "train.compile", "grow", "log.rotation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +104,7 @@ def run_recipe(
     report: Callable[[Entry, int], None] | None = None,
     data: Data | None = None,
     models: bool = True,
+    processes: Processes = ALONE,
 ) -> Outcome:
     """Trains what a recipe says.
 
@@ -112,6 +116,7 @@ def run_recipe(
         report: called after every step, with the number of all steps.
         data: that of the recipe's task, where it was read before.
         models: write the stack into the output; else recipe, log and result alone.
+        processes: who train it together, from `joined`; each calls this, and the first one alone writes and reports.
 
     Raises:
         UsageError: fields of the recipe that do not fit the data or each other, or another run to resume.
@@ -126,14 +131,15 @@ def run_recipe(
     if output is not None and work is not None:
         _require_place(output)
         require_start(work, resume)
+    _require_shares(recipe, processes)
     data = recipe.task.data() if data is None else data
-    place, settings = torch.device(device), recipe.train
+    place, settings = processes.place(device), recipe.train
     stack = Stack(recipe.stack_config(data.stack), seed=settings.seed).to(place)
     stack.checkpointing = settings.checkpointing
     first = data.batch(0, settings.batch, settings.seed)
     steps = _resolved(work, resume)
     if steps is None or settings.steps is not None:
-        steps = _steps(recipe, stack, data, first, place)
+        steps = processes.by_first(lambda: _steps(recipe, stack, data, first, place, processes))
     positions = step_tokens(stack, 1, first.inputs.shape[-1])
     stages = stages_of(recipe, steps, stack, positions * settings.batch)
     scheduled = _scheduled(recipe, steps, stages)
@@ -142,7 +148,7 @@ def run_recipe(
     flops = spent_flops(stack, stages, steps, positions, settings.batch)
     learner, autocast = Learner(stack, compiled=settings.compile), settings.dtype == "bfloat16"
     if work is not None:
-        _write(work, recipe)
+        processes.by_first(lambda: _write(work, recipe))
     curve = list[Mapping[str, float]]()
 
     def reported(entry: Entry) -> None:
@@ -168,8 +174,12 @@ def run_recipe(
         report=reported,
         optimise=optimiser_of,
         callbacks=_callbacks(recipe, learner, stages, steps),
+        processes=processes,
+        background=settings.async_save,
     )
     seconds = time.perf_counter() - started
+    if processes.sharded:
+        learner = Learner(gathered(learner.stack)).eval()
     outcome = Outcome(
         recipe=recipe,
         steps=steps,
@@ -185,11 +195,13 @@ def run_recipe(
         data=data,
     )
     if output is not None and work is not None:
-        _finish(outcome, output, work, models)
+        processes.by_first(lambda: _finish(outcome, output, work, models))
     return outcome
 
 
-def _steps(recipe: RecipeFile, stack: Stack, data: Data, first: Batch, device: torch.device) -> int:
+def _steps(
+    recipe: RecipeFile, stack: Stack, data: Data, first: Batch, device: torch.device, processes: Processes
+) -> int:
     """The steps that a recipe means; times some where it says minutes."""
     if recipe.train.minutes is None:
         trial, optimiser = Learner(stack), None
@@ -201,7 +213,7 @@ def _steps(recipe: RecipeFile, stack: Stack, data: Data, first: Batch, device: t
     def step() -> None:
         assert optimiser is not None
         optimiser.zero_grad(set_to_none=True)
-        for piece in first.to(device).chunk(recipe.train.accumulate):
+        for piece in processes.share(first.to(device), recipe.train.accumulate):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
                 loss = TaskLoss()(trial, piece)
             loss.backward()
@@ -288,6 +300,27 @@ def _resolved(work: Path | None, resume: bool) -> int | None:
     if work is None or not resume or not (work / RECIPE).is_file():
         return None
     return RecipeFile.read(work / RECIPE).train.steps
+
+
+def _require_shares(recipe: RecipeFile, processes: Processes) -> None:
+    """Refuses a recipe that several processes cannot train as it stands.
+
+    Raises:
+        UsageError: the batch does not divide, or something needs whole parameters where each has a share.
+    """
+    train = recipe.train
+    if train.batch % (train.accumulate * processes.count):
+        raise UsageError(
+            f"train.batch: {train.batch} rows cannot be shared equally by {processes.count} processes in "
+            f"{train.accumulate} pieces each; choose a multiple of {train.accumulate * processes.count}"
+        )
+    asked = (train.optimiser == "muon", train.noise > 0, train.compile, bool(recipe.grow), recipe.log.rotation)
+    found = [name for name, set_ in zip(WHOLE, asked, strict=True) if set_]
+    if processes.sharded and found:
+        raise UsageError(
+            f"train.parallel: fsdp gives each process a share of the parameters, and {found[0]} needs whole ones; "
+            "choose ddp, or leave it out"
+        )
 
 
 def _require_place(output: Path) -> None:

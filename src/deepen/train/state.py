@@ -6,7 +6,8 @@
           /log.jsonl
 
 A state appears whole or not at all, and the one before it is removed only then. The batch of a step depends on nothing
-but the step, so the step is also the position in the data.
+but the step, so the step is also the position in the data. Several processes write, each in a file of its own, what
+`torch.distributed.checkpoint` gives them; any number of processes reads either.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import json
 import random
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from torch import nn
 
 from deepen.checkpoint.atomic import atomic_folder, leftovers
 from deepen.errors import CheckpointError, DeepenError, SaveError, UsageError
+from deepen.train.distributed import ALONE, Processes
 from deepen.train.recipe import require_same
 from deepen.train.selective.selection import Selection
 
@@ -55,23 +60,29 @@ def require_start(folder: Path, resume: bool) -> None:
         raise CheckpointError(f"{folder}: no state of a run there to resume; leave --resume out to start one")
 
 
-def save_state(
-    folder: Path,
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """What a run is after some updates.
+
+    Attributes:
+        step: the updates.
+        tensors: by name; those of the run itself, which the next update changes.
+        document: the rest, as plain values.
+    """
+
+    step: int
+    tensors: Mapping[str, torch.Tensor]
+    document: Mapping[str, Any]
+
+
+def state_of(
     step: int,
     parameters: Mapping[str, nn.Parameter],
     optimiser: torch.optim.Optimizer,
     settings: Mapping[str, Any],
     selection: Selection | None = None,
-) -> Path:
-    """Writes the state after `step` updates and removes those before it.
-
-    Raises:
-        SaveError: it cannot be written; the state before it is whole.
-    """
-    target = _place(folder, step)
-    before = latest(folder)
-    if before == step:
-        return target
+) -> RunState:
+    """The state after `step` updates."""
     tensors = {f"parameter/{name}": parameter.detach() for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         held = optimiser.state.get(parameter, {})
@@ -83,16 +94,63 @@ def save_state(
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     version, numbers, normal = random.getstate()
     document = {"step": step, "settings": dict(settings), "random": [version, list(numbers), normal]}
+    return RunState(step=step, tensors=tensors, document=document)
+
+
+def write_state(folder: Path, state: RunState, processes: Processes = ALONE, group: Any = None) -> None:
+    """Writes a state and removes those before it; several processes do it together.
+
+    Args:
+        folder: of the run.
+        state: as each process has it.
+        processes: who writes.
+        group: in which they agree; None: the one that they train in.
+
+    Raises:
+        SaveError: it cannot be written; the state before it is whole.
+    """
+    target = _place(folder, state.step)
+    before = processes.by_first(lambda: latest(folder), group)
+    if before == state.step:
+        return
     try:
-        with atomic_folder(target) as partial:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / TENSORS)
-            (partial / STATE).write_text(json.dumps(document), encoding="utf-8")
-    except (OSError, SafetensorError, SaveError) as error:
+        with ExitStack() as opened:
+            partial = processes.by_first(lambda: opened.enter_context(atomic_folder(target)), group)
+            if processes.count == 1:
+                save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, partial / TENSORS)
+            else:
+                _write_shares(partial, state.tensors, group or processes.control)
+            text = json.dumps(state.document)
+            processes.by_first(lambda: (partial / STATE).write_text(text, encoding="utf-8"), group)
+            # the first one has opened the folder, whose name becomes its own now
+            processes.by_first(opened.close, group)
+    except (OSError, SafetensorError, DeepenError) as error:
         kept = "no state was saved before" if before is None else f"the state of step {before} is whole"
-        raise SaveError(f"cannot save the state of step {step}: {error}; {kept}; make room and resume") from error
-    if before is not None:
+        raise SaveError(f"cannot save the state of step {state.step}: {error}; {kept}; make room and resume") from error
+    if before is not None and processes.first:
         shutil.rmtree(_place(folder, before), ignore_errors=True)
-    return target
+
+
+def _write_shares(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> None:
+    """Writes what this process has of the tensors; what all have is written once.
+
+    Raises:
+        OSError: one of the processes could not.
+    """
+    # takes seconds to import
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    try:
+        # safetensors, since torch's own files are pickles
+        save(
+            dict(tensors),
+            storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+            process_group=group,
+        )
+    except CheckpointException as error:
+        raise OSError("; ".join(str(each) for each, _ in error.failures.values())) from error
 
 
 def load_state(
@@ -118,7 +176,7 @@ def load_state(
         document = json.loads((place / STATE).read_text(encoding="utf-8"))
         made, (version, numbers, normal) = document["settings"], document["random"]
         require_same(made, json.loads(json.dumps(dict(settings))), str(folder))
-        tensors = load_file(place / TENSORS)
+        tensors = _read(place, parameters)
     except DeepenError:
         raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -142,6 +200,33 @@ def load_state(
         torch.cuda.set_rng_state(tensors["random/cuda"])
     random.setstate((version, tuple(numbers), normal))
     return step
+
+
+def _read(place: Path, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """The tensors of a state; of parameters that are shares, and of their moments, the share of this process."""
+    shares = {name: each for name, each in parameters.items() if hasattr(each, "to_local")}
+    if not shares and (place / TENSORS).is_file():
+        return load_file(place / TENSORS)
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(place))
+    found: dict[str, torch.Tensor] = {}
+    for name, kept in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(kept, TensorStorageMetadata)
+        like = shares.get(name.partition("/")[2])
+        if like is not None and like.shape == kept.size:
+            found[name] = torch.empty_like(like.detach(), dtype=kept.properties.dtype)
+        else:
+            found[name] = torch.empty(kept.size, dtype=kept.properties.dtype)
+    if not found:
+        raise FileNotFoundError(f"no tensors in {place}")
+    with warnings.catch_warnings():
+        # each process reads by itself, on purpose
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        load(found, storage_reader=reader, no_dist=True)
+    return found
 
 
 def _load_selection(selection: Selection, tensors: Mapping[str, torch.Tensor], place: Path) -> None:
