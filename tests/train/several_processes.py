@@ -83,4 +83,9 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    from deepen.train.distributed import ElsewhereError
+
+    try:
+        main(Path(sys.argv[1]))
+    except ElsewhereError as gone:
+        print(f"ElsewhereError: {gone}", flush=True)
