@@ -70,7 +70,8 @@ def test_moves_are_names_with_commas(folder: Path, tmp_path: Path, capsys: pytes
     assert json.loads(out.read_text(encoding="utf-8"))["setup"]["moves"] == ["part"]
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_search_goes_on(folder: Path, tmp_path: Path, end: signal.Signals) -> None:
     whole, stopped = tmp_path / "whole.json", tmp_path / "stopped.json"
     more = ("--method", "evolution", "--candidates", "120")

@@ -26,8 +26,8 @@ LAWS: list[Callable[[Case, str], None]] = [
     laws.no_position_sees_a_later_one,
 ]
 REFUSALS = [(name, feature) for name in NAMES for feature in Case(name).kind.refuses]
-# One of each kind of state; a trace takes seconds, so the others are traced in the slow set.
-TRACED = ("denseformer", "hyper-connections")
+# A trace takes seconds, so the others are traced in the slow set.
+TRACED = ("hyper-connections",)
 PROGRAMS = {"plain": PLAIN, "looped": LOOPED, "group": GROUP}
 
 

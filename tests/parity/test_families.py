@@ -21,6 +21,8 @@ SHAPES = (
     *("llama", "gemma2", "gpt2", "gpt_neox", "bloom", "opt", "qwen2_moe", "deepseek_v3", "mamba", "jamba"),
     *("bert", "albert", "modernbert", "t5", "bart", "whisper", "vit", "dinov2", "wav2vec2", "llava"),
 )
+# Those that take longest.
+LONG = ("qwen2_moe", "deepseek_v3", "jamba", "bart", "whisper", "llava")
 
 
 def judge(model_type: str, verdicts: list[Verdict]) -> None:
@@ -41,17 +43,19 @@ def complete(model_type: str, folder: Path) -> None:
         assert row in page_lines(), "docs/families.md is not up to date"
 
 
-@pytest.mark.parametrize("model_type", SHAPES)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in SHAPES]
+)
 def test_shape_is_right_or_refused(model_type: str, tmp_path: Path) -> None:
     complete(model_type, tmp_path)
 
 
 @pytest.mark.parametrize(("number", "model_type"), [
-    pytest.param(number, model_type, marks=[pytest.mark.slow] if number % 2 else [])
+    pytest.param(number, model_type, marks=[pytest.mark.slow] if number % 3 else [])
     for number, model_type in enumerate(sorted(set(known_families()) - set(SHAPES)))
 ])  # fmt: skip
 def test_family_is_right(number: int, model_type: str, tmp_path: Path) -> None:
-    judge(model_type, examine(model_type, tmp_path, SHARDS[number % len(SHARDS)]))
+    judge(model_type, examine(model_type, tmp_path, SHARDS[(number + number // 3) % len(SHARDS)]))
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ def stopped(output: Path, changes: dict[str, Any]) -> None:
         run_recipe(recipe(**changes), output, report=report)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     before = Stack(StackConfig.model_validate({"vocabulary": 6, **recipe(**LOOPED).stack}), seed=0)
     trained = run_recipe(recipe(**LOOPED), tmp_path / "one").stack
