@@ -159,7 +159,12 @@ def test_depth_follows_with_copies_that_add_nothing(tmp_path: Path) -> None:
         ("gpt2", lambda ck: deepen.widen(ck, width=48, heads=5), UsageError, "has 6 heads of 8, not 5"),
         ("gpt2", lambda ck: deepen.widen(ck, how=WRONG), UsageError, "did you mean 'lemon'"),
         ("gemma", lambda ck: deepen.widen(ck, width=64), FamilyError, "no exact rule is known for gemma"),
-        ("llama", lambda ck: deepen.widen(deepen.fuse(ck, 2, 3)[0], width=64), FamilyError, "a width, factors or experts of"),
+        (
+            "llama",
+            lambda ck: deepen.widen(deepen.fuse(ck, 2, 3)[0], width=64),
+            FamilyError,
+            "a width, factors or experts of",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_error(
