@@ -117,15 +117,10 @@ def read_stack(path: Path) -> StackConfig:
     Raises:
         UsageError: names the file and the key.
     """
-    import yaml
-
     from deepen.stack.config import StackConfig
+    from deepen.stack.tables import read_tables
 
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        data = None
-    inner = data.get("stack") if isinstance(data, dict) else None
+    inner = read_tables(path).get("stack")
     if not isinstance(inner, dict):
         return StackConfig.read(path)
     try:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deepen.compare.budget import Size, matched, size
 from deepen.errors import DeepenError, UsageError, nearest
 from deepen.stack.config import StackConfig
+from deepen.stack.tables import read_tables
 from deepen.stack.told import told
 from deepen.tasks.task import Data
 from deepen.train.recipe_file import RecipeFile
@@ -104,13 +104,13 @@ class Suite(Part):
         Raises:
             UsageError: names the file, the path of what is wrong and, of an unknown key, the nearest.
         """
-        data = _tables(Path(path))
+        data = read_tables(path)
         try:
             suite = cls.model_validate(data)
         except ValidationError as error:
             raise UsageError(f"{path}: {told(error, _keys)}") from None
         if isinstance(suite.recipe, str):
-            suite = suite.model_copy(update={"recipe": _tables(Path(path).parent / suite.recipe)})
+            suite = suite.model_copy(update={"recipe": read_tables(Path(path).parent / suite.recipe)})
         return suite
 
 
@@ -195,18 +195,6 @@ def _variant(name: str, recipe: RecipeFile, data: Data, budget: Budget, base: Va
         lengths = {"steps": steps, "tokens": None, "flops": None, "minutes": None}
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update=lengths)})
     return Variant(name=name, recipe=recipe, config=config, size=found, measure=data.measure)
-
-
-def _tables(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected keys and values, got {type(data).__name__}")
-    return data
 
 
 def _keys(path: tuple[str, ...]) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import torch
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -34,6 +33,7 @@ from deepen.program.site import Depth
 from deepen.registry import lookup, methods
 from deepen.stack.heads import require_ends, untied
 from deepen.stack.parametrisation import require_recipe, require_wiring
+from deepen.stack.tables import read_tables
 from deepen.stack.told import at, reason, told
 from deepen.sublayers.ffn.base import FeedForward, Sizes
 from deepen.sublayers.mixer.base import Heads, Mixer
@@ -253,17 +253,8 @@ class StackConfig(BaseModel):
         Raises:
             UsageError: names the file, the path of the key and, where one is close, the right key.
         """
-        where, data = "stack", source
-        if not isinstance(source, dict):
-            where = str(source)
-            try:
-                data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-            except OSError as error:
-                raise UsageError(f"{where}: {error.strerror}") from error
-            except (yaml.YAMLError, UnicodeDecodeError) as error:
-                raise UsageError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(data, dict):
-            raise UsageError(f"{where}: expected keys and values, got {type(data).__name__}")
+        where = "stack" if isinstance(source, dict) else str(source)
+        data = source if isinstance(source, dict) else read_tables(source)
         try:
             return cls.model_validate(data)
         except ValidationError as error:

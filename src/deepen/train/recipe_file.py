@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 
 from deepen.errors import UsageError
 from deepen.stack.config import StackConfig
+from deepen.stack.tables import read_tables
 from deepen.stack.told import told
 from deepen.tasks.read import read_task, task_class
 from deepen.tasks.task import Task
@@ -225,14 +226,7 @@ class RecipeFile(Part):
         Raises:
             UsageError: the file cannot be read, or something in it is wrong.
         """
-        try:
-            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(data, dict):
-            raise UsageError(f"{path}: expected keys and values, got {type(data).__name__}")
+        data = read_tables(path)
         for change in changes:
             _set(data, change)
         return cls.of(data, str(path))
