@@ -108,16 +108,21 @@ def test_save_and_the_auto_classes(wiring: str, tied: bool, tmp_path: Path) -> N
     assert apart(made.stack.head(stream), logits(made)) == 0
 
 
-@pytest.mark.parametrize("wiring", ["pre-ln", "hyper-connections"])
-def test_generate_is_that_of_the_stack(wiring: str) -> None:
-    made = model(wiring=wiring)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"wiring": "hyper-connections"}, {"wiring": "short-swa"}, {"grams": [2, 4], "gram_rows": 97}],
+    ids=str,
+)
+def test_generate_is_that_of_the_stack(fields: dict[str, Any]) -> None:
+    made = model(**fields)
     expected = generate(made.stack, TOKENS, steps=8)
-    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 255}
     assert torch.equal(made.generate(TOKENS, **settings), expected)  # pyright: ignore
     padding = torch.zeros(2, 3, dtype=torch.long)
     padded, mask = torch.cat([padding, TOKENS], 1), torch.cat([padding, torch.ones_like(TOKENS)], 1)
     assert torch.equal(made.generate(padded, attention_mask=mask, **settings)[:, 3:], expected)  # pyright: ignore
-    assert made.generate(TOKENS, num_beams=3, **settings).shape == (2, 28)  # pyright: ignore
+    beams = made.generate(TOKENS, num_beams=3, **settings)  # pyright: ignore
+    assert torch.equal(made.generate(TOKENS, num_beams=3, use_cache=False, **settings), beams)  # pyright: ignore
 
 
 def test_training_peft_and_gradient_checkpointing() -> None:

@@ -51,7 +51,14 @@ class SlotCache:
 
     def __init__(self, cache: Cache, past: int, valid: torch.Tensor | None) -> None:
         self.cache, self.past, self.valid = cache, past, valid
-        self.memory: dict[int, torch.Tensor] = cache.__dict__.setdefault("deepen_memory", {})
+
+    @property
+    def memory(self) -> dict[int, torch.Tensor]:
+        return self.cache.__dict__.get("deepen_memory", {})
+
+    @memory.setter
+    def memory(self, memory: dict[int, torch.Tensor]) -> None:
+        self.cache.__dict__["deepen_memory"] = memory
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...] | None:
@@ -193,6 +200,13 @@ class DeepenForCausalLM(DeepenPreTrained, GenerationMixin):
             loss = F.cross_entropy(guesses, labels[:, 1:].flatten(), ignore_index=-100)
             loss = loss + sum(result.losses.values())
         return CausalLMOutputWithPast(loss=loss, logits=result.logits, cache=cache)  # pyright: ignore
+
+    def _reorder_cache(self, cache: Cache, beams: torch.Tensor) -> Cache:
+        """The cache of the beams (B,) that go on, with what the stack keeps of earlier tokens."""
+        cache.reorder_cache(beams)
+        memory = SlotCache(cache, 0, None).memory
+        memory.update({key: kept.index_select(0, beams) for key, kept in memory.items()})
+        return cache
 
 
 def to_transformers(stack: Stack) -> DeepenForCausalLM:

@@ -72,6 +72,8 @@ class StackConfig(BaseModel):
         tied: whether the head is the embedding.
         wiring: its name, or a table of its name and options.
         input: `tokens`, `patches` of images or `series`; see `deepen.stack.heads`.
+        grams: lengths of n-grams of tokens whose embeddings are added to those of the tokens; see `deepen.stack.grams`.
+        gram_rows: rows of the table of each length.
         image: channels, height and width of the images.
         channels: of the series.
         patch: pixels of a side of a patch, or points of a piece of a series.
@@ -111,6 +113,8 @@ class StackConfig(BaseModel):
     tied: bool = True
     wiring: str | dict[str, Any] = "pre-ln"
     input: Literal["tokens", "patches", "series"] = "tokens"
+    grams: tuple[int, ...] = ()
+    gram_rows: int = Field(default=32768, ge=1)
     image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     channels: int = Field(default=1, ge=1)
     patch: int = Field(default=1, ge=1)

@@ -38,7 +38,14 @@ def stack_cost(
         layer_cost(stack.config, index, layer, context, bytes_per_number) for index, layer in enumerate(stack.layers)
     ]
     head = 2.0 * stack.head.weight.numel()
-    held = (stack.embedding, stack.positions, stack.norm, stack.wiring, None if stack.config.tied else stack.head)
+    held = (
+        stack.embedding,
+        stack.grams,
+        stack.positions,
+        stack.norm,
+        stack.wiring,
+        None if stack.config.tied else stack.head,
+    )
     params = sum(parameter.numel() for module in held if module is not None for parameter in module.parameters())
     ends = Ends(params=params, flops=head, head_flops=head, head_params=stack.head.weight.numel())
     return cost(stack.plan, layers, ends, context, kv_shared_computed=False, counts=counts)

@@ -114,6 +114,10 @@ def require_ends(config: StackConfig) -> None:
         raise ValueError(f"input: {config.input} has no tokens to predict; give output: classes")
     if config.tied and (config.input, config.output) != ("tokens", "tokens"):
         raise ValueError("tied is about tokens as input and output; leave it out")
+    if config.grams and config.input != "tokens":
+        raise ValueError(f"grams are of tokens, and input: {config.input} has none; leave grams out")
+    if any(n < 2 for n in config.grams) or len(set(config.grams)) < len(config.grams):
+        raise ValueError(f"grams: got {list(config.grams)}, expected lengths of 2 or more, each once")
     count = positions_of(config)
     if config.positions == "learned" and count is not None and count > config.context:
         raise ValueError(f"an image has {count} patches, more than a context of {config.context}")

@@ -86,6 +86,8 @@ def fill(stack: Stack, with_: Fill) -> None:
     multipliers = {name: record.init for name, record in records(stack).items()}
     with torch.no_grad():
         with_(stack.embedding.weight, deviations.embedding * multipliers["embedding.weight"])
+        if stack.grams is not None:
+            nn.init.zeros_(stack.grams.weight)
         if stack.positions is not None:
             with_(stack.positions.weight, deviations.embedding * multipliers["positions.weight"])
         if not stack.config.tied:

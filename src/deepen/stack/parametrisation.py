@@ -178,7 +178,7 @@ def _block(site: Site) -> int:
 
 def _place(name: str, parameter: nn.Parameter, first: Mapping[tuple[int, str], int], tables: set[str]) -> Place:
     root, *inside, leaf = name.split(".")
-    if root in ("embedding", "positions"):
+    if root in ("embedding", "grams", "positions"):
         return Place(kind="embedding")
     if root == "norm":
         return Place(kind="final")

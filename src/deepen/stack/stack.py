@@ -41,6 +41,7 @@ from deepen.registry import lookup
 from deepen.stack.cache import Cache, PassSlot
 from deepen.stack.config import StackConfig
 from deepen.stack.counts import drawn_counts
+from deepen.stack.grams import Grams
 from deepen.stack.heads import make_head, make_input, pooled
 from deepen.stack.init import initialise
 from deepen.stack.layer import Layer, make_norm
@@ -124,6 +125,7 @@ class Stack(nn.Module):
         self.visits_plan = Program.parse(self.config.program or "").plan(len(windows), ["af"] * len(windows))
         self.sites = sites(self.visits_plan)
         self.embedding = make_input(config)
+        self.grams = Grams(config.grams, config.gram_rows, config.width) if config.grams else None
         self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
         self.rotary = Rotary(config.head, config.rotary_base) if config.positions == "rotary" else None
         self.layers = nn.ModuleList(Layer(config, window, kind) for window in windows)
@@ -241,6 +243,10 @@ class Stack(nn.Module):
         length = x.shape[1]
         if cache is not None and (valid is not None or cache.valid is not None):
             valid = cache.extended(valid, tokens)
+        new = None if valid is None else valid[:, -length:]
+        earlier = Earlier(new) if cache is None else Earlier(new, cache.memory, {})
+        if self.grams is not None:
+            x = x + self.grams(tokens, earlier)
         positions = None if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         if self.positions is not None:
             if past + length > self.config.context:
@@ -250,8 +256,6 @@ class Stack(nn.Module):
             where = torch.arange(past, past + length, device=tokens.device) if positions is None else positions
             x = x + self.positions(where)
         rotary = None if self.rotary is None else self.rotary(past, length, positions, x)
-        new = None if valid is None else valid[:, -length:]
-        earlier = Earlier(new) if cache is None else Earlier(new, cache.memory, {})
         masks = PassMasks(length, past, self.config.causal, valid, tokens.device)
         return x, Pass(tokens, rotary, masks, cache, earlier)
 

@@ -28,10 +28,10 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def groups(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """The trained parameters that decay, and those that do not: norms, biases, and all that is not a matrix."""
+    """The trained parameters that decay, and those that do not: norms, biases, all that is not a matrix, n-grams."""
     kept = set[int]()
     for module in model.modules():
-        whole = "norm" in type(module).__name__.lower()
+        whole = "norm" in type(module).__name__.lower() or not getattr(module, "decays", True)
         for name, parameter in module.named_parameters(recurse=False):
             exempt = whole or name.endswith("bias") or parameter.ndim < 2
             # what state-space layers say of their own matrices
