@@ -203,7 +203,7 @@ class DeepenForCausalLM(DeepenPreTrained, GenerationMixin):
 
     def _reorder_cache(self, cache: Cache, beams: torch.Tensor) -> Cache:
         """The cache of the beams (B,) that go on, with what the stack keeps of earlier tokens."""
-        cache.reorder_cache(beams)
+        cache.reorder_cache(beams)  # pyright: ignore[reportArgumentType]
         memory = SlotCache(cache, 0, None).memory
         memory.update({key: kept.index_select(0, beams) for key, kept in memory.items()})
         return cache
