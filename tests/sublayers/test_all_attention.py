@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from deepen.errors import UsageError
 from deepen.stack.config import StackConfig
 from deepen.stack.cost import stack_cost
 from deepen.stack.stack import Stack
 from deepen.sublayers.mixer.all_attention import AllAttention
-from tests.laws import ffn_laws as laws
 from tests.laws.ffn_laws import Case, stack_of
 from tests.laws.wiring_laws import close, tokens
 
@@ -29,28 +27,6 @@ def swapped(stack: Stack, kind: Any) -> Stack:
     for mixer in mixers(stack):
         mixer.__class__ = kind
     return stack
-
-
-@pytest.mark.parametrize("wiring", ["pre-ln", "hyper-connections", "denseformer"])
-def test_cached_equals_uncached(wiring: str) -> None:
-    laws.cached_equals_uncached(CASE, wiring)
-
-
-@pytest.mark.parametrize(
-    "law",
-    [laws.batches_are_independent, laws.no_position_sees_a_later_one, laws.saved_equals_loaded,
-     laws.recomputed_equals_kept],
-)  # fmt: skip
-def test_law(law: Any) -> None:
-    law(CASE, "pre-ln")
-
-
-def test_it_learns_in_a_program_of_attention_alone() -> None:
-    stack = stack_of(CASE, program="0.a (1-2).a*2")
-    F.cross_entropy(stack(tokens()).logits.flatten(0, 1), tokens(seed=1).flatten()).backward()
-    for mixer in mixers(stack):
-        for parameter in mixer.parameters():
-            assert float(parameter.grad.abs().max()) > 1e-8
 
 
 @pytest.mark.method("all-attention")
