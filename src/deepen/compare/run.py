@@ -18,8 +18,9 @@ from typing import Any
 
 from deepen.checkpoint.atomic import atomic_file
 from deepen.compare.budget import TRAINING
-from deepen.compare.record import machine, peak_bytes, source, versions
+from deepen.compare.record import machine, source, versions
 from deepen.errors import DeepenError
+from deepen.probe.speed import largest_resident
 from deepen.stack.cost import stack_cost
 from deepen.stack.stack import Stack
 from deepen.train.length import spent_flops, stages_of, step_tokens
@@ -119,7 +120,7 @@ def executed(stack: Stack) -> int:
 
 
 def _made() -> dict[str, Any]:
-    return {"peak_bytes": peak_bytes(), "source": source(), "versions": versions(), "machine": machine()}
+    return {"peak_bytes": largest_resident(), "source": source(), "versions": versions(), "machine": machine()}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

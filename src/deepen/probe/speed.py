@@ -175,11 +175,18 @@ class Peak:
             import torch
 
             return torch.cuda.max_memory_allocated(self.device)
-        if self.memory == RESIDENT:
-            line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
-            return int(line.split()[1]) * 1024
+        return largest_resident()
+
+
+def largest_resident() -> int:
+    """The largest resident size of this process since it started, in bytes; on Linux since it was last cleared."""
+    try:
+        line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except OSError:
+        # where Linux has this too it also counts the process that started this one
         import resource
 
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # macOS counts bytes, others kilobytes
-        return most if sys.platform == "darwin" else most * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, others kilobytes
+    return most if sys.platform == "darwin" else most * 1024

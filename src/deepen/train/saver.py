@@ -5,13 +5,15 @@
 
 Nothing but an update changes what a state holds, so the copy is made while the next gradient is computed, and the
 update waits for it. The folder of a state gets its name when all of it is written; a run that is killed before goes on
-from the state before.
+from the state before. On Linux the thread that does both has the lowest priority: it takes what training leaves free.
 
 Source of the overlap: Mohan et al., CheckFreq, FAST 2021.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,9 @@ import torch
 
 from deepen.train.distributed import ALONE, Processes
 from deepen.train.state import RunState, write_state
+
+# The lowest priority.
+LAST = 19
 
 
 class Saver:
@@ -71,6 +76,9 @@ class Saver:
             raise error
 
     def _write(self, state: RunState) -> None:
+        if sys.platform == "linux":
+            # a priority is one of a thread there; training goes first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST)
         try:
             try:
                 self._copies = {name: self._copy(name, each) for name, each in state.tensors.items()}
