@@ -19,6 +19,7 @@ import torch
 
 from deepen.errors import DataError, UsageError
 from deepen.probe.windows import encode, frame
+from deepen.tasks.task import dice
 
 if TYPE_CHECKING:
     from deepen.checkpoint.load import PreTrainedTokenizerBase
@@ -69,8 +70,7 @@ class Batches:
         epoch, at = divmod(step, len(self.windows) // self.batch)
         if epoch not in self._orders:
             self._orders.clear()
-            generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
-            self._orders[epoch] = torch.randperm(len(self.windows), generator=generator)
+            self._orders[epoch] = torch.from_numpy(dice(self.seed, epoch).permutation(len(self.windows)))
         return self.windows[self._orders[epoch][at * self.batch : (at + 1) * self.batch]]
 
 
