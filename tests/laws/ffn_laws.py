@@ -236,20 +236,7 @@ def no_position_sees_a_later_one(case: Case, wiring: str) -> None:
 
 def recomputed_equals_kept(case: Case, wiring: str) -> None:
     """A visit that is computed again in the backward pass gives the same losses and gradients, in training."""
-    stack = stack_of(case, wiring).train()
-    other = copy.deepcopy(stack)
-    other.checkpointing = True
-    totals = []
-    for model in (stack, other):
-        torch.manual_seed(6)
-        result = model(tokens())
-        totals.append(result.logits.square().mean() + sum(result.losses.values()))
-        totals[-1].backward()
-    assert torch.equal(*totals)
-    for (name, kept), again in zip(stack.named_parameters(), other.parameters(), strict=True):
-        assert kept.grad is not None
-        assert again.grad is not None
-        assert float((kept.grad - again.grad).abs().max()) <= 1e-12 * float(kept.grad.abs().max()), name
+    wiring_laws.recomputed(stack_of(case, wiring))
 
 
 def every_value_is_initial(case: Case) -> None:
@@ -322,21 +309,7 @@ def adapters_reach_its_maps(case: Case) -> None:
 
 def compiled_equals_eager(case: Case) -> None:
     """k: a compiler's trace of the whole model gives the same logits and gradients."""
-    stack = stack_of(case, program="(0)*2")
-    other = copy.deepcopy(stack)
-    ids = tokens(1, 4)
-    torch.compiler.reset()
-    compiled: Any = torch.compile(other, backend="aot_eager", fullgraph=True)
-    expected, found = stack(ids).logits, compiled(ids).logits
-    close(found.detach(), expected.detach())
-    for logits in (expected, found):
-        logits.square().mean().backward()
-    for (name, one), two in zip(stack.named_parameters(), other.parameters(), strict=True):
-        if one.grad is None:
-            assert two.grad is None
-            continue
-        assert two.grad is not None
-        assert float((one.grad - two.grad).abs().max()) < 1e-8, name
+    wiring_laws.traced(stack_of(case, program="(0)*2"))
 
 
 @torch.no_grad()
