@@ -94,6 +94,7 @@ MODULES: tuple[str, ...] = (
     "deepen.sublayers.ffn.peer",
     "deepen.sublayers.ffn.fast_feed_forward",
     "deepen.sublayers.ffn.master_leaf",
+    "deepen.sublayers.ffn.ultra_fast",
     "deepen.sublayers.ffn.eugen",
     "deepen.sublayers.ffn.graph_memory",
     "deepen.sublayers.ffn.mask_block",

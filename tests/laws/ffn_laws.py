@@ -96,6 +96,8 @@ CASES = (
     Case("squared-relu"),
     Case("swiglu"),
     Case("swiglu", fields={"bias": True}),
+    Case("ultra-fast-feed-forward", {"depth": 3, "trees": 2}, {"hidden": None, "bias": True}),
+    Case("ultra-fast-feed-forward", {"depth": 2, "trees": 4}, {"hidden": None}),
 )
 
 
