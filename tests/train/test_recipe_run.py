@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from deepen.errors import SaveError, UsageError
@@ -19,6 +21,7 @@ from deepen.tasks.batch import IGNORED, Batch
 from deepen.train.learner import Learner, TaskLoss, measured
 from deepen.train.length import spent_flops, steps_of, token_flops
 from deepen.train.log import Entry
+from deepen.train.recipe_file import RecipeFile
 from deepen.train.recipe_run import run_recipe
 from deepen.train.stops import NotFinite, Stopped
 from tests.train.recipes import recipe
@@ -31,6 +34,8 @@ FULL: dict[str, Any] = {
     "depth": {"dropping": 0.5},
     "log": {"rotation": True},
 }
+GROWN: dict[str, Any] = {"grow": [{"at": 3, "factor": 2}]}
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 CPU = torch.device("cpu")
 
 
@@ -178,3 +183,34 @@ def test_images_and_text_are_trained_by_the_same_loop(tmp_path: Path, task: Any,
         assert outcome.peers["ngram_bits_per_byte"] < 1
     else:
         assert outcome.splits["test"]["accuracy"] > 0.5
+
+
+def test_products_in_bfloat16_are_near_and_the_weights_stay_whole() -> None:
+    plain, half = (run_recipe(recipe(train__steps=4, train__dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    losses = [run.splits["test"]["loss"] for run in (plain, half)]
+    assert 0 < abs(losses[0] - losses[1]) < 0.02 * losses[0]
+    assert {parameter.dtype for parameter in half.stack.parameters()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_a_compiled_run_ends_where_a_plain_one_does(tmp_path: Path) -> None:
+    plain = run_recipe(recipe(train__steps=6, **GROWN))
+    compiled = run_recipe(recipe(train__steps=6, train__compile=True, **GROWN), tmp_path / "out")
+    found = compiled.stack.state_dict()
+    for name, tensor in plain.stack.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_recipe_of_the_repository_runs(path: Path) -> None:
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data["train"] = {**data["train"], "steps": 4, "batch": 4, "evaluate": 2, "save": 0}
+    data["train"].pop("minutes", None)
+    data["task"].pop("ngram", None)
+    outcome = run_recipe(RecipeFile.of(data))
+    assert outcome.steps == 4
+    assert math.isfinite(outcome.score)
