@@ -34,6 +34,12 @@ def test_differences_are_paired_and_a_lower_loss_is_better() -> None:
     assert [each["mean"] for each in found["variants"]] == pytest.approx([3.0, 2.9])
 
 
+def test_a_better_variant_is_as_good_as_the_baseline_before_its_end() -> None:
+    (loop,) = summary(RUNS, "base", "bits_per_byte")["comparisons"]
+    # value + 1 / step: 1.9 + 1 / 10 is below 2 + 1 / 30 at the first look already
+    assert loop["reach"]["flops"]["mean"] == pytest.approx(10 / 30)
+
+
 def test_a_higher_accuracy_is_better_and_seeds_that_one_side_lacks_are_left_out() -> None:
     runs = [run("base", seed, 0.5, "accuracy") for seed in range(3)]
     runs += [run("loop", seed, 0.4 - 0.001 * seed, "accuracy") for seed in range(1, 4)]
@@ -61,5 +67,7 @@ def test_the_page_shows_verdicts_curves_and_marks_uncommitted_sources() -> None:
     assert "better" in page
     assert page.count("<polyline") == 4
     assert "training FLOPs" in page
+    assert "2 of 3" not in page
+    assert "3 of 3" in page
     clean = {**document, "summary": summary(RUNS, "base", "bits_per_byte")}
     assert "uncommitted" not in render(Page("t", "l", list(comparison(clean))))

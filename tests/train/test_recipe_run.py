@@ -18,6 +18,7 @@ from deepen.errors import SaveError, UsageError
 from deepen.stack.config import StackConfig
 from deepen.stack.stack import Stack
 from deepen.tasks.batch import IGNORED, Batch
+from deepen.train.growth import Stage
 from deepen.train.learner import Learner, TaskLoss, measured
 from deepen.train.length import spent_flops, steps_of, token_flops
 from deepen.train.log import Entry
@@ -161,6 +162,10 @@ def test_tokens_flops_and_minutes_become_steps() -> None:
     one = 3 * token_flops(stack, 10) * 4 * 10
     assert steps(flops=10.5 * one) == 10
     assert spent_flops(stack, (), 10, 10, 4) == pytest.approx(10 * one)
+    grows = (Stage(step=6, factor=2, order="whole", carry=True),)
+    twice = 3 * token_flops(stack, 10, 2) * 4 * 10
+    assert spent_flops(stack, grows, 10, 10, 4) == pytest.approx(6 * one + 4 * twice)
+    assert spent_flops(stack, grows, 4, 10, 4) == pytest.approx(4 * one)
     assert steps(minutes=1) > 1
     with pytest.raises(UsageError, match=r"train\.tokens: 39 is less than one step, of which 0.97 fit"):
         steps(tokens=39)

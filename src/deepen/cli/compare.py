@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,10 +91,20 @@ def describe(found: Mapping[str, Any]) -> str:
             "baseline" if each["name"] == summary["baseline"] else "" if other is None else other["verdict"],
         ])  # fmt: skip
     lines = [table(rows)]
+    lines += list(_reached(summary))
     lines += [f"{each['name']}, seed {each['seed']}: {each['why']}" for each in summary["failed"]]
     if summary["uncommitted"]:
         lines.append("made from a source tree with uncommitted changes")
     return "\n".join(lines)
+
+
+def _reached(summary: Mapping[str, Any]) -> Iterator[str]:
+    for each in summary["comparisons"]:
+        share = each["reach"]["flops"]
+        if share["mean"] is not None:
+            bounds = "" if share["low"] is None else f" ({share['low']:.3f} to {share['high']:.3f})"
+            got = f"{share['mean']:.3f}{bounds} of its FLOPs"
+            yield f"{each['name']} was as good as {summary['baseline']} at its end after {got}"
 
 
 def _interval(compared: Mapping[str, Any] | None) -> str:

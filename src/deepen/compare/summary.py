@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deepen.compare.reach import reach
 from deepen.compare.statistics import paired
 
 # Measures of which more is better; of all others less is.
@@ -99,5 +100,15 @@ def _compared(
     seeds = sorted(set(one) & set(base))
     if not seeds:
         return []
-    found = paired([value(one[seed], measure) for seed in seeds], [value(base[seed], measure) for seed in seeds])
-    return [{"name": name, "verdict": verdict(found.shown, measure in HIGHER), **found.to_json()}]
+    here, there, higher = [one[seed] for seed in seeds], [base[seed] for seed in seeds], measure in HIGHER
+    found = paired([value(run, measure) for run in here], [value(run, measure) for run in there])
+    return [
+        {
+            "name": name,
+            "verdict": verdict(found.shown, higher),
+            **found.to_json(),
+            "reach": reach(
+                [one[seed] for seed in seeds], [base[seed] for seed in seeds], measure, higher_is_better=higher
+            ),
+        }
+    ]

@@ -132,13 +132,14 @@ def spent_flops(stack: Stack, stages: Sequence[Stage], steps: int, positions: in
 
     Args:
         stack: before it grows.
-        stages: how it grows.
+        stages: how it grows; those that come after the steps do not count.
         steps: updates.
         positions: of a row.
         rows: of a step.
     """
     total, times, before = 0.0, 1, 0
-    for end, factor in [*((stage.step, stage.factor) for stage in stages), (steps, 1)]:
+    past = [(stage.step, stage.factor) for stage in stages if stage.step < steps]
+    for end, factor in [*past, (steps, 1)]:
         total += (end - before) * 3 * rows * positions * token_flops(stack, positions, times)
         before, times = end, times * factor
     return total
