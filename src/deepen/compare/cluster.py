@@ -42,7 +42,7 @@ def on_ray(address: str, jobs: Sequence[Job], models: bool) -> Iterator[tuple[Jo
         raise UsageError(f"--ray {address}: no cluster answers there: {' '.join(str(error).split())}") from error
     run: Any = ray.remote(num_cpus=1, max_calls=1, max_retries=2)(train_there)
     try:
-        waiting = {run.remote((job.folder / RECIPE).read_text(encoding="utf-8")): job for job in jobs}
+        waiting = {run.remote((job.folder / RECIPE).read_text(encoding="utf-8"), job.name): job for job in jobs}
         while waiting:
             (done, *_), _ = ray.wait(list(waiting))
             job = waiting.pop(done)
@@ -55,10 +55,11 @@ def on_ray(address: str, jobs: Sequence[Job], models: bool) -> Iterator[tuple[Jo
         ray.shutdown()
 
 
-def train_there(recipe: str) -> tuple[str | None, str]:
-    """One run, on whatever machine it is: the text of its result, or what was wrong."""
+def train_there(recipe: str, name: str) -> tuple[str | None, str]:
+    """One run of that name, on whatever machine it is: the text of its result, or what was wrong."""
     with TemporaryDirectory() as place:
-        folder = Path(place)
+        folder = Path(place) / name
+        folder.mkdir()
         (folder / RECIPE).write_text(recipe, encoding="utf-8")
         try:
             execute(folder)

@@ -48,7 +48,7 @@ def execute(folder: Path, *, models: bool = False) -> dict[str, Any]:
     if not resume:
         shutil.rmtree(model.with_name(f"{MODEL}.training"), ignore_errors=True)
     try:
-        outcome = run_recipe(recipe, model, resume=resume, models=models)
+        outcome = run_recipe(recipe, model, resume=resume, models=models, name=folder.name)
     except NotFinite as error:
         found = {"failed": str(error), **_made()}
     else:

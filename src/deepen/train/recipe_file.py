@@ -163,9 +163,13 @@ class Logging(Part):
 
     Attributes:
         rotation: how far the layers have turned from their initial values; see `deepen.train.rotation`.
+        tensorboard: a folder that gets a folder of event files for each run; see `deepen.train.trackers`.
+        trackio: the Trackio project that gets each run.
     """
 
     rotation: bool = False
+    tensorboard: str | None = Field(default=None, min_length=1)
+    trackio: str | None = Field(default=None, min_length=1)
 
 
 class RecipeFile(Part):
@@ -255,7 +259,7 @@ class RecipeFile(Part):
             "train": self.train.model_dump(mode="json", exclude_none=True),
             "grow": [each.model_dump(mode="json") for each in self.grow],
             "depth": self.depth.model_dump(mode="json", exclude_none=True),
-            "log": self.log.model_dump(mode="json"),
+            "log": self.log.model_dump(mode="json", exclude_none=True),
         }
 
     def yaml(self) -> str:

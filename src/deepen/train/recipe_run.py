@@ -39,10 +39,11 @@ from deepen.train.recipe_file import RecipeFile
 from deepen.train.rotation import Rotation
 from deepen.train.schedule import Scheduled
 from deepen.train.state import require_start
+from deepen.train.trackers import trackers_of
 
 RECIPE, RESULT, LOG = "recipe.yaml", "result.json", "log.jsonl"
 # What a resumed run may change: it moves no weight.
-FREE = ("train.evaluate", "train.save", "train.async_save", "train.parallel")
+FREE = ("train.evaluate", "train.save", "train.async_save", "train.parallel", "log.tensorboard", "log.trackio")
 # What asks for whole parameters, which processes that hold shares of them do not have.
 WHOLE = ("train.optimiser", "train.noise", "train.compile", "grow", "log.rotation")
 
@@ -105,6 +106,7 @@ def run_recipe(
     data: Data | None = None,
     models: bool = True,
     processes: Processes = ALONE,
+    name: str | None = None,
 ) -> Outcome:
     """Trains what a recipe says.
 
@@ -117,9 +119,11 @@ def run_recipe(
         data: that of the recipe's task, where it was read before.
         models: write the stack into the output; else recipe, log and result alone.
         processes: who train it together, from `joined`; each calls this, and the first one alone writes and reports.
+        name: of the run, for trackers; that of the output by default.
 
     Raises:
-        UsageError: fields of the recipe that do not fit the data or each other, or another run to resume.
+        UsageError: fields of the recipe that do not fit the data or each other, another run to resume, or a tracker
+            that is not installed.
         DataError: data that is missing or too small; says how to get it.
         ProgramError: a program that a stack or its wiring does not execute.
         NotFinite: a loss or gradient that is NaN or infinite, with the step and the place.
@@ -132,6 +136,7 @@ def run_recipe(
         _require_place(output)
         require_start(work, resume)
     _require_shares(recipe, processes)
+    trackers = trackers_of(recipe, name or ("run" if output is None else output.name))
     data = recipe.task.data() if data is None else data
     place, settings = processes.place(device), recipe.train
     stack = Stack(recipe.stack_config(data.stack), seed=settings.seed).to(place)
@@ -154,6 +159,7 @@ def run_recipe(
     def reported(entry: Entry) -> None:
         if entry.held_out is not None:
             curve.append({"step": entry.step, "loss": entry.held_out, **(entry.measures or {})})
+        trackers.write(entry)
         if report is not None:
             report(entry, steps)
 
@@ -162,21 +168,24 @@ def run_recipe(
         return evaluated(learner, data, [split], settings.batch, device=place, autocast=autocast)[split]
 
     started = time.perf_counter()
-    train(
-        learner,
-        lambda step: data.batch(step, settings.batch, settings.seed),
-        scheduled,
-        loss=TaskLoss(),
-        folder=work,
-        resume=resume,
-        settings={**_fixed(recipe), "data": data.digest},
-        evaluate=look,
-        report=reported,
-        optimise=optimiser_of,
-        callbacks=_callbacks(recipe, learner, stages, steps),
-        processes=processes,
-        background=settings.async_save,
-    )
+    try:
+        train(
+            learner,
+            lambda step: data.batch(step, settings.batch, settings.seed),
+            scheduled,
+            loss=TaskLoss(),
+            folder=work,
+            resume=resume,
+            settings={**_fixed(recipe), "data": data.digest},
+            evaluate=look,
+            report=reported,
+            optimise=optimiser_of,
+            callbacks=_callbacks(recipe, learner, stages, steps),
+            processes=processes,
+            background=settings.async_save,
+        )
+    finally:
+        trackers.close()
     seconds = time.perf_counter() - started
     if processes.sharded:
         learner = Learner(gathered(learner.stack)).eval()
