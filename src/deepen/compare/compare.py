@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +22,10 @@ from deepen.checkpoint.atomic import atomic_file
 from deepen.compare.run import RECIPE, RUN
 from deepen.compare.suite import Suite, variants
 from deepen.compare.summary import summary
+from deepen.compare.worker import Worker
 from deepen.errors import DeepenError, SaveError, UsageError
 
 SUITE, RUNS, LINES = "suite.yaml", "runs", "runs.jsonl"
-# Seconds that a run gets to save its state when the suite is stopped.
-GRACE = 30
-
 # Called when a run ends: its name, how many have ended, how many there are.
 Report = Callable[[str, int, int], None]
 
@@ -141,38 +135,27 @@ def _prepare(folder: Path, suite: Suite, jobs: Sequence[Job], recipes: Mapping[J
 
 def _processes(jobs: Sequence[Job], workers: int, models: bool) -> Iterator[tuple[Job, str]]:
     """Runs jobs in processes; yields each as it ends, with what was wrong or nothing."""
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    running: set[subprocess.Popen[str]] = set()
-    stopped = threading.Event()
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    own, made, stopped = threading.local(), list[Worker](), threading.Event()
 
     def run(job: Job) -> tuple[Job, str]:
         if stopped.is_set():
             return job, "stopped"
-        words = [sys.executable, "-m", "deepen.compare.run", str(job.folder), *(["--models"] if models else [])]
-        # signals of the terminal come to this process alone, which stops the others in order
-        process = subprocess.Popen(
-            words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-        )  # fmt: skip
-        running.add(process)
-        _, errors = process.communicate()
-        running.discard(process)
-        told = (errors.strip().splitlines() or [f"ended with status {process.returncode}"])[-1]
-        return job, "" if process.returncode == 0 else told
+        if not hasattr(own, "worker"):
+            own.worker = Worker(threads)
+            made.append(own.worker)
+        return job, own.worker.run(job.folder, models)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
             for done in as_completed([pool.submit(run, job) for job in jobs]):
                 yield done.result()
-        except BaseException:
+        finally:
             stopped.set()
-            for process in list(running):
-                process.send_signal(signal.SIGTERM)
-            for process in list(running):
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE)
-                process.kill()
-            raise
+            for worker in made:
+                worker.stop()
+            for worker in made:
+                worker.end()
 
 
 def _on_ray(address: str, jobs: Sequence[Job], models: bool) -> Iterator[tuple[Job, str]]:

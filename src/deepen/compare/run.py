@@ -1,17 +1,17 @@
-"""One run of a suite, in a process of its own: trains a recipe and writes what came of it as one table.
+"""One run of a suite: trains a recipe and writes what came of it as one table.
 
     FOLDER/recipe.yaml        what to train
     FOLDER/model.training/    log and state while it runs; a run that was killed goes on from there
     FOLDER/run.json           the result, written last
 
-`python -m deepen.compare.run FOLDER`. A loss that is not finite is a result too: `failed` says where.
+A loss that is not finite is a result too: `failed` says where.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 from deepen.checkpoint.atomic import atomic_file
 from deepen.compare.budget import TRAINING
 from deepen.compare.record import machine, source, versions
-from deepen.errors import DeepenError
 from deepen.probe.speed import largest_resident
 from deepen.stack.cost import stack_cost
 from deepen.stack.stack import Stack
@@ -34,6 +33,8 @@ RECIPE, RUN, MODEL = "recipe.yaml", "run.json", "model"
 def execute(folder: Path, *, models: bool = False) -> dict[str, Any]:
     """Runs what the folder says, from where an earlier process got to, and writes the result.
 
+    Waits for another process that runs the same; where that has written a result, it is taken.
+
     Args:
         folder: with a recipe.
         models: keep the trained stack.
@@ -41,6 +42,15 @@ def execute(folder: Path, *, models: bool = False) -> dict[str, Any]:
     Raises:
         DeepenError: the recipe cannot be run; nothing is written.
     """
+    with (folder / RECIPE).open(encoding="utf-8") as held:
+        # a run of a suite that was killed may still be saving its state
+        fcntl.flock(held, fcntl.LOCK_EX)
+        return _execute(folder, models)
+
+
+def _execute(folder: Path, models: bool) -> dict[str, Any]:
+    if (folder / RUN).is_file():
+        return json.loads((folder / RUN).read_text(encoding="utf-8"))
     recipe, model = RecipeFile.read(folder / RECIPE), folder / MODEL
     # a stack without a result was written by a process that was killed before its last line: its state is gone
     shutil.rmtree(model, ignore_errors=True)
@@ -125,16 +135,3 @@ def _made() -> dict[str, Any]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def main() -> None:
-    """The process of a run; its last line of stderr says what was wrong."""
-    try:
-        execute(Path(sys.argv[1]), models="--models" in sys.argv[2:])
-    except DeepenError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()
