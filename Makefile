@@ -42,7 +42,7 @@ format: $(VENV)/.lint
 bench: $(VENV)/.demo $(VENV)/.peers $(PEER)/.ready
 	@mkdir -p benchmarks/results
 	@for name in correctness identity_speed apply_speed score_speed search_speed heal_speed relax_speed stack_speed \
-	  wiring_overhead fff_speed moe_cost moefy_speed; do \
+	  wiring_overhead fff_speed moe_cost moefy_speed train_speed compare_overhead expert_quality plain_depth; do \
 	  echo "== $$name"; \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; \
 	done
