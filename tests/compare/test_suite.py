@@ -81,6 +81,13 @@ def test_a_recipe_of_its_own_file_is_found_beside_the_suite(tmp_path: Path) -> N
     assert set(made(tmp_path, recipe="base.yaml")) == {"untied", "looped"}
 
 
+def test_a_recipe_in_the_place_of_a_suite_is_told_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"recipe\.yaml: a recipe, which deepen train runs; expected a suite"):
+        Suite.read(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -64,6 +64,10 @@ def test_set_changes_one_field_of_a_file(tmp_path: Path) -> None:
     assert made.train.rate == 0.01
     assert made.grow[0].factor == 3
     assert made.log.rotation
+    short = RecipeFile.read(path, ["train.minutes=2"]).train
+    assert (short.minutes, short.steps) == (2, None)
+    with pytest.raises(UsageError, match="got steps and minutes"):
+        RecipeFile.read(path, ["train.minutes=2", "train.steps=3"])
     assert made.plain()["task"]["length"] == [2, 3]
     for change, message in (
         ("train.rate", "expected path=value"),
@@ -76,6 +80,9 @@ def test_set_changes_one_field_of_a_file(tmp_path: Path) -> None:
             RecipeFile.read(path, [change])
     with pytest.raises(UsageError, match=r"none\.yaml: No such file"):
         RecipeFile.read(tmp_path / "none.yaml")
+    path.write_text("recipe: a.yaml\nvariants: {}\n")
+    with pytest.raises(UsageError, match=r"recipe\.yaml: a suite of variants, which deepen compare runs"):
+        RecipeFile.read(path)
     path.write_text("- 1\n")
     with pytest.raises(UsageError, match="expected keys and values, got list"):
         RecipeFile.read(path)

@@ -105,6 +105,10 @@ class Suite(Part):
             UsageError: names the file, the path of what is wrong and, of an unknown key, the nearest.
         """
         data = read_tables(path)
+        if "stack" in data and "recipe" not in data:
+            raise UsageError(
+                f"{path}: a recipe, which deepen train runs; expected a suite: recipe, variants and baseline"
+            )
         try:
             suite = cls.model_validate(data)
         except ValidationError as error:

@@ -225,14 +225,19 @@ class RecipeFile(Part):
 
         Args:
             path: of the file.
-            changes: such as `train.steps=100`.
+            changes: such as `train.steps=100`; a length takes the place of the one in the file.
 
         Raises:
             UsageError: the file cannot be read, or something in it is wrong.
         """
         data = read_tables(path)
+        if "variants" in data and "stack" not in data:
+            raise UsageError(f"{path}: a suite of variants, which deepen compare runs; expected a recipe")
         for change in changes:
             _set(data, change)
+        lengths = {change.partition("=")[0].removeprefix("train.") for change in changes} & set(LENGTHS)
+        if lengths and isinstance(train := data.get("train"), dict):
+            data["train"] = {name: value for name, value in train.items() if name not in LENGTHS or name in lengths}
         return cls.of(data, str(path))
 
     def stack_config(self, needs: Mapping[str, Any]) -> StackConfig:
