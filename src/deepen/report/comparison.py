@@ -85,7 +85,7 @@ def _reach(summary: Mapping[str, Any]) -> Iterator[Table]:
     known = [each for each in summary["comparisons"] if each.get("reach", {}).get("reached")]
     if known:
         yield Table(
-            ["variant", "share of its FLOPs", "95 % interval", "share of its seconds", "95 % interval", "seeds there"],
+            ["variant", "share of the FLOPs", "95 % interval", "share of the seconds", "95 % interval", "seeds there"],
             [
                 (
                     each["name"],
