@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -100,6 +101,7 @@ def heal(
 
     While it runs, log and state are in DIR.healing; a run that was stopped or killed goes on with --resume. --dtype is
     the type to train in, float32 by default; the weights are saved in the type they had.
+    Several processes share it under torchrun: torchrun --nproc-per-node 4 -m deepen heal MODEL ...
 
     Parameters
     ----------
@@ -110,6 +112,7 @@ def heal(
     """
     from deepen.program import read_program
     from deepen.train.curriculum import Curriculum
+    from deepen.train.distributed import joined
     from deepen.train.recipe import Recipe
     from deepen.train.selective.choice import Choice
 
@@ -141,41 +144,48 @@ def heal(
             master = master.apply(read_program(teacher_program, common.form))
     elif (distil or distil_hidden) and checkpoint.program != opened.program:
         master = opened
-    with progress(f"healing {output}", recipe.steps, "steps") as step:
-        try:
-            healed = deepen.heal(
-                checkpoint,
-                text,
-                output,
-                recipe=recipe,
-                mode=mode,
-                layers=layer_numbers(layers),
-                rank=rank,
-                choice=Choice(
-                    count=select.count,
-                    width=select.width,
-                    order=select.order,
-                    every=select.every,
-                    share=select.share,
-                    others=tuple(read_text(each) for each in select.other),
-                ),
-                distil=distil,
-                temperature=temperature,
-                hidden=distil_hidden,
-                teacher=master,
-                curriculum=Curriculum(mean=turns, share=turns_share, shape=turns_shape) if turns is not None else None,
-                context=context,
-                held_out=held_out,
-                held_out_tokens=held_out_tokens,
-                device=common.torch_device(),
-                dtype=common.torch_dtype(),
-                resume=resume,
-                keep_adapter=keep_adapter,
-                report=reporter(step, recipe.steps),
-            )
-        except KeyboardInterrupt:
-            note(f"a state that was saved is in {output}.healing; go on with the same command and --resume")
-            raise
+    device = common.torch_device()
+    with joined(device) as processes:
+        healing = partial(
+            deepen.heal,
+            checkpoint,
+            text,
+            output,
+            recipe=recipe,
+            mode=mode,
+            layers=layer_numbers(layers),
+            rank=rank,
+            choice=Choice(
+                count=select.count,
+                width=select.width,
+                order=select.order,
+                every=select.every,
+                share=select.share,
+                others=tuple(read_text(each) for each in select.other),
+            ),
+            distil=distil,
+            temperature=temperature,
+            hidden=distil_hidden,
+            teacher=master,
+            curriculum=Curriculum(mean=turns, share=turns_share, shape=turns_shape) if turns is not None else None,
+            context=context,
+            held_out=held_out,
+            held_out_tokens=held_out_tokens,
+            device=device,
+            dtype=common.torch_dtype(),
+            resume=resume,
+            keep_adapter=keep_adapter,
+            processes=processes,
+        )
+        if not processes.first:
+            healing()
+            return
+        with progress(f"healing {output}", recipe.steps, "steps") as step:
+            try:
+                healed = healing(report=reporter(step, recipe.steps))
+            except KeyboardInterrupt:
+                note(f"a state that was saved is in {output}.healing; go on with the same command and --resume")
+                raise
     if common.json:
         print_json({"model": model, "data": data, "output": output} | healed.to_json())
     else:

@@ -1,6 +1,7 @@
 """Several processes that train one model: each takes its share of every batch, and they agree on all else.
 
     torchrun --nproc-per-node 4 -m deepen train recipe.yaml
+    torchrun --nproc-per-node 4 -m deepen heal MODEL ...                           (ddp alone)
 
     ddp     each process holds the whole model; the gradients are averaged
     fsdp    each process holds a share of every parameter, which is put together while a sublayer runs; a layer is
@@ -191,6 +192,11 @@ def joined(device: str = "cpu", how: Parallel = "ddp") -> Iterator[Processes]:
         raise
     finally:
         distributed.destroy_process_group()
+
+
+def single(model: Any) -> Any:
+    """The model itself, of what is called in its place."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

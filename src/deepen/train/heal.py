@@ -6,6 +6,8 @@
 The losses are of the same windows, so their difference has an interval over windows. The loss after is that of the
 weights as they are saved: LoRA merged, rounded to the type of the files, computed in the type that was trained in.
 
+Several processes share every batch; each holds the whole model and teacher, and the first alone writes.
+
 Sources: LoRA, arXiv:2106.09685; distillation, arXiv:1503.02531; healing of cut models, arXiv:2403.17887.
 """
 
@@ -30,6 +32,7 @@ from deepen.probe.perplexity import Evaluation, is_causal, perplexity
 from deepen.probe.scarce import lowering
 from deepen.train.curriculum import Curriculum, Turns, ranges
 from deepen.train.data import batches_of, split
+from deepen.train.distributed import ALONE, Processes
 from deepen.train.log import Entry
 from deepen.train.loop import seeded, train
 from deepen.train.losses import CrossEntropy, Distillation, Loss
@@ -47,6 +50,8 @@ Mode = Literal["full", "lora", "layers", "owned", "fim", "inflection", "slicefin
 MODES = ("full", "lora", "layers", "owned", *SELECTIVE)
 # The modes that put adapters beside the matrices.
 ADAPTED = ("lora", "inflection")
+# The modes that one process alone trains.
+LONE = tuple(mode for mode in SELECTIVE if mode not in ADAPTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,7 @@ def heal(
     resume: bool = False,
     keep_adapter: bool = False,
     report: Callable[[Entry], None] | None = None,
+    processes: Processes = ALONE,
 ) -> Healed:
     """Trains a checkpoint on a text and saves it, with its program, to a new folder.
 
@@ -135,11 +141,14 @@ def heal(
         resume: go on with a run that was stopped or killed.
         keep_adapter: save LoRA beside the weights, in the folder `adapter`, in place of merging it.
         report: called after every step.
+        processes: who heal it together; each calls this with the same arguments, and the first one alone writes and
+            reports.
 
     Raises:
         UsageError: settings that do not fit together, the model or the run that is resumed.
         DataError: too little text.
         FamilyError: weights that cannot be trained, or a model without a causal head.
+        ElsewhereError: another process failed.
         NotFinite: a loss or gradient that is NaN or infinite.
         Stopped: SIGTERM came; the state is saved.
         SaveError: something cannot be written; the last state is whole.
@@ -152,6 +161,8 @@ def heal(
     recipe, output, choice = recipe or Recipe(), Path(output), choice or Choice()
     _require_settings(ck, output, mode, layers, keep_adapter)
     choice.require(mode, layers)
+    _require_shares(mode, recipe, processes)
+    device = str(processes.place(device))
     work = output.with_name(f"{output.name}.healing")
     require_start(work, resume)
     if not 0 <= distil <= 1:
@@ -169,7 +180,9 @@ def heal(
     batches = batches_of(tokenizer, learned, context=context, batch=recipe.batch, seed=recipe.seed)
     if mode == "inflection":
         with lowering(batch=recipe.batch, context=context):
-            layers = inflection_layers(ck, learned, context=context, device=device, dtype=dtype or "float32").layers
+            layers = processes.by_first(
+                lambda: inflection_layers(ck, learned, context=context, device=device, dtype=dtype or "float32").layers
+            )
     model = ck.load(device=device)
     if not is_causal(model):
         raise FamilyError(f"{ck.where}: {type(model).__name__} has no causal head; heal trains models that have one")
@@ -227,6 +240,7 @@ def heal(
             evaluate=lambda: (found := evaluate()).nll / found.tokens,
             report=report,
             selection=selection,
+            processes=processes,
         )
         if selection is not None:
             selection.release()
@@ -234,8 +248,7 @@ def heal(
             adapters.merge_and_unload(safe_merge=True)
         _round(model, stored)
         after = evaluate()
-    _save(ck, model, output, work, stored, adapters if keep_adapter else None)
-    shutil.rmtree(work, ignore_errors=True)
+    processes.by_first(lambda: _save(ck, model, output, work, stored, adapters if keep_adapter else None))
     return Healed(
         program=str(ck.program),
         before=before,
@@ -269,6 +282,28 @@ def _require_settings(ck: Checkpoint, output: Path, mode: str, layers: Sequence[
         raise SaveError(f"cannot write {output}: {parent} is not a folder that can be written; make it first")
     ck.require_executable()
     ck.require_layers()
+
+
+def _require_shares(mode: str, recipe: Recipe, processes: Processes) -> None:
+    """Refuses what several processes cannot heal as it stands.
+
+    Raises:
+        UsageError: the batch does not divide, the parameters would be shares, or the mode chooses for itself.
+    """
+    if processes.count == 1:
+        return
+    if processes.sharded:
+        raise UsageError(
+            "fsdp gives each process a share of the parameters, and healing needs whole ones: it merges, rounds and "
+            "reads them beside the training; choose ddp"
+        )
+    if mode in LONE:
+        others = ", ".join(each for each in MODES if each not in LONE)
+        raise UsageError(
+            f"--mode {mode} chooses what it trains by what one process computes, and {processes.count} processes might "
+            f"choose differently; start one process, or choose one of {others}"
+        )
+    processes.share(torch.empty(recipe.batch), recipe.accumulate)
 
 
 def _teacher(ck: Checkpoint, given: Checkpoint | None) -> Checkpoint:
@@ -336,7 +371,7 @@ def _stored_weights(model: PreTrainedModel, stored: Mapping[str, torch.dtype]) -
 def _save(
     ck: Checkpoint, model: PreTrainedModel, output: Path, work: Path, stored: Mapping[str, torch.dtype], adapters: Any
 ) -> None:
-    """Writes the healed checkpoint, its tokenizer and other files, and the log.
+    """Writes the healed checkpoint, its tokenizer and other files, and the log, and removes the states.
 
     Raises:
         SaveError: it cannot be written; the state of the run is whole.
@@ -357,3 +392,4 @@ def _save(
         raise SaveError(
             f"cannot write {output}: {error}; the trained state is whole in {work}: make room and go on with --resume"
         ) from error
+    shutil.rmtree(work, ignore_errors=True)

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
 from deepen.errors import UsageError
 from deepen.registry import method
+from deepen.train.distributed import single
 
 
 class Loss(Protocol):
@@ -117,7 +118,7 @@ class Distillation:
 
     def _streams(self, model: Any) -> torch.Tensor:
         """The squared errors of the streams [b, t, d] at the marks of the last pass, summed over the marks."""
-        mine, theirs = model.deepen.marks, self.teacher.deepen.marks
+        mine, theirs = single(model).deepen.marks, self.teacher.deepen.marks
         shared = [name for name in mine if name in theirs]
         if not shared:
             raise UsageError(
