@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from deepen.surgery.stack import stack_last as stack_last
     from deepen.surgery.stack import stack_list as stack_list
     from deepen.surgery.stack import stack_middle as stack_middle
+    from deepen.surgery.stack_experts import SplitStack as SplitStack
+    from deepen.surgery.stack_experts import active_experts as active_experts
+    from deepen.surgery.stack_experts import split_experts as split_experts
     from deepen.surgery.tie import tie as tie
     from deepen.surgery.upscale import upscale as upscale
     from deepen.surgery.widen import widen as widen
@@ -101,6 +104,7 @@ _LAZY = {
     "StackConfig": "deepen.stack.config:StackConfig",
     "TaskScore": "deepen.probe.tasks:TaskScore",
     "activate": "deepen.surgery.expert_layers:activate",
+    "active_experts": "deepen.surgery.stack_experts:active_experts",
     "activations": "deepen.probe.activations:activations",
     "calibrate": "deepen.probe.calibration:calibrate",
     "distance": "deepen.probe.distance:distance",
@@ -137,6 +141,7 @@ _LAZY = {
     "score": "deepen.probe.scores.score:score",
     "search": "deepen.adaptive.search.search:search",
     "speed": "deepen.probe.speed:speed",
+    "split_experts": "deepen.surgery.stack_experts:split_experts",
     "stack_last": "deepen.surgery.stack:stack_last",
     "stack_list": "deepen.surgery.stack:stack_list",
     "stack_middle": "deepen.surgery.stack:stack_middle",
@@ -169,6 +174,7 @@ __all__ = [
     "__version__",
     "activate",
     "activations",
+    "active_experts",
     "calibrate",
     "distance",
     "drop",
@@ -204,6 +210,7 @@ __all__ = [
     "score",
     "search",
     "speed",
+    "split_experts",
     "stack_last",
     "stack_list",
     "stack_middle",

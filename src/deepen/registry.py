@@ -91,6 +91,7 @@ MODULES: tuple[str, ...] = (
     "deepen.sublayers.ffn.squared_relu",
     "deepen.sublayers.ffn.hash_layer",
     "deepen.sublayers.ffn.moe",
+    "deepen.sublayers.ffn.moefied",
     "deepen.sublayers.ffn.peer",
     "deepen.sublayers.ffn.fast_feed_forward",
     "deepen.sublayers.ffn.master_leaf",

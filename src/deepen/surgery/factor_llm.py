@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from deepen.checkpoint.checkpoint import Checkpoint
+    from deepen.checkpoint.experts import Experts
     from deepen.surgery.feed_inputs import FeedInputs
 
 BALANCE = 0.01
@@ -101,12 +102,11 @@ def factor_llm(
     shapes = chosen_layers(ck, found, layers, "factor_llm")
     for layer, shape in shapes.items():
         split.require(shape.width, f"{ck.where}: factor_llm: layer {layer}")
-    loss = partial(router_loss, active=active, balance=balance)
     made: dict[int, NewSplit] = {}
     for layer, shape in shapes.items():
         whole = measured(ck, found, layer, shape, split)
         fitted, held = data.halves(layer, "factor_llm")
-        tensors = trained("linear", fitted, prior_labels(whole, fitted), loss, steps=steps, seed=seed)
+        tensors = prior_router(whole, fitted, balance=balance, steps=steps, seed=seed)
         chosen = chosen_by(whole, "linear", tensors, held)
         agreement = prior_labels(whole, held).gather(-1, chosen).mean().item()
         told = {**figures(whole, "linear", tensors, held), "agreement": agreement}
@@ -120,6 +120,14 @@ def factor_llm(
         same_as=str(ck.program) if active == experts else None,
         figures=mean_figures([each.figures for each in made.values()]),
     )  # fmt: skip
+
+
+def prior_router(
+    whole: Experts, fitted: torch.Tensor, *, balance: float = BALANCE, steps: int, seed: int
+) -> dict[str, torch.Tensor]:
+    """The tensors of a router that is trained on what the feed-forward reads, [n, d]."""
+    loss = partial(router_loss, active=whole.split.active, balance=balance)
+    return trained("linear", fitted, prior_labels(whole, fitted), loss, steps=steps, seed=seed)
 
 
 def router_loss(scores: torch.Tensor, labels: torch.Tensor, *, active: int, balance: float) -> torch.Tensor:

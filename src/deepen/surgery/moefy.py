@@ -114,13 +114,7 @@ def moefy(
         gram = row_gram(whole) if by == "weights" or fitted is None else coactivation(whole, fitted)
         order = clusters(gram, experts, seed)
         grouped = reordered(whole, order)
-        tensors: dict[str, torch.Tensor] = {}
-        if router == "similarity":
-            tensors = {"weight": key_centres(grouped)}
-        if router == "mlp" and fitted is not None:
-            masses = grouped.masses(fitted)
-            shares = masses / masses.sum(-1, keepdim=True).clamp_min(1e-30)
-            tensors = trained("mlp", fitted, shares, share_loss, steps=steps, seed=seed)
+        tensors = router_of(grouped, router, fitted, steps=steps, seed=seed)
         made[layer] = NewSplit(order, tensors, {} if held is None else figures(grouped, router, tensors, held))
     result = with_experts(ck, found, shapes, made, split)
     return result, report(
@@ -131,6 +125,19 @@ def moefy(
         same_as=str(ck.program) if active == experts else None,
         figures=mean_figures([each.figures for each in made.values()]),
     )  # fmt: skip
+
+
+def router_of(
+    grouped: Experts, router: Router, fitted: torch.Tensor | None, *, steps: int, seed: int
+) -> dict[str, torch.Tensor]:
+    """The tensors of a router for experts, trained where it is an mlp on what the feed-forward reads, [n, d]."""
+    if router == "similarity":
+        return {"weight": key_centres(grouped)}
+    if router == "oracle" or fitted is None:
+        return {}
+    masses = grouped.masses(fitted)
+    shares = masses / masses.sum(-1, keepdim=True).clamp_min(1e-30)
+    return trained("mlp", fitted, shares, share_loss, steps=steps, seed=seed)
 
 
 def coactivation(whole: Experts, reads: torch.Tensor) -> torch.Tensor:
