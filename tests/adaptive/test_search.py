@@ -237,6 +237,7 @@ def test_a_killed_search_ends_as_if_undisturbed(
     assert not {program for program, *_ in kept} & set(evaluated[:-4])
 
 
+@pytest.mark.slow
 def test_more_candidates_go_on_where_fewer_ended(model: tuple[Any, str], tmp_path: Path) -> None:
     path = tmp_path / "search.json"
     few = found_by(model, "evolution", candidates=20, path=path)

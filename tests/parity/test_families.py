@@ -22,7 +22,7 @@ SHAPES = (
     *("bert", "albert", "modernbert", "t5", "bart", "whisper", "vit", "dinov2", "wav2vec2", "llava"),
 )
 # Those that take longest.
-LONG = ("qwen2_moe", "deepseek_v3", "jamba", "bart", "whisper", "llava")
+LONG = ("qwen2_moe", "deepseek_v3", "jamba", "bart", "whisper", "llava", "wav2vec2", "dinov2", "opt", "gpt_neox")
 
 
 def judge(model_type: str, verdicts: list[Verdict]) -> None:

@@ -77,6 +77,7 @@ def test_places_that_nothing_covers_are_told() -> None:
         best_segments([Segment(start=1, end=4, way="keep", time=1, gain=0.0)], 2, 5)
 
 
+@pytest.mark.slow
 def test_a_layer_that_adds_nothing_goes_first(llama: Checkpoint) -> None:
     before = outputs(llama)
 
