@@ -13,6 +13,7 @@ from deepen.checkpoint.stack_folder import write_stack
 from deepen.errors import UsageError
 from deepen.stack.config import StackConfig
 from deepen.stack.stack import Stack
+from deepen.sublayers.ffn.moefied import Moefied
 from deepen.surgery import stack_experts
 from deepen.surgery.stack_experts import active_experts, split_experts
 
@@ -112,6 +113,39 @@ def test_neurons_that_fire_together_are_found_and_one_expert_loses_nothing(
     assert float((y - dense.down(torch.relu(dense.up(u)))).abs().max()) < 1e-9
 
 
+def lowest(self: Any, scores: torch.Tensor) -> torch.Tensor:
+    return scores.topk(self.top, largest=False).indices
+
+
+def as_they_lie(gram: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
+    return torch.arange(len(gram))
+
+
+def rows_alone_are_moved(dense: Any, *given: Any, **more: Any) -> Any:
+    """The columns out stay where they were."""
+    made = RIGHT_SPLIT(dense, *given, **more)
+    down = dense.down.weight.detach().unflatten(1, (given[0].experts, -1)).transpose(0, 1)
+    return stack_experts._New({**made.tensors, "experts.down": down}, made.figures)
+
+
+RIGHT_SPLIT = stack_experts._split
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [
+        (Moefied, "_chosen", lowest),
+        (stack_experts, "clusters", as_they_lie),
+        (stack_experts, "_split", rows_alone_are_moved),
+    ],
+    ids=["lowest", "as-they-lie", "rows-alone"],
+)
+def test_a_wrong_copy_is_caught(owner: Any, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises(AssertionError), monkeypatch.context() as patch:
+        test_neurons_that_fire_together_are_found_and_one_expert_loses_nothing("oracle", patch)
+
+
 @torch.no_grad()
 def test_what_is_saved_and_opened_has_the_same_logits(tmp_path: Path) -> None:
     stack, ids = stack_of(feed_forward="geglu").float(), tokens()
@@ -140,6 +174,8 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], fields: dict[str,
 def test_too_few_tokens_and_a_stack_without_experts_are_refused() -> None:
     with pytest.raises(UsageError, match="the data holds 3 tokens for the feed-forward of layer 0"):
         split_experts(stack_of(), [tokens()[:1, :3]], experts=4, active=2)
+    with pytest.raises(UsageError, match=r"expected batches, such as \[tokens\]; got one tensor"):
+        split_experts(stack_of(), tokens(), experts=4, active=2)
     with pytest.raises(UsageError, match=r"not one of experts that deepen\.split_experts made"):
         active_experts(stack_of(), 2)
     split = split_experts(stack_of(), [tokens()], experts=4, active=2, router="oracle").stack

@@ -57,6 +57,6 @@ class FeedInputs:
         if found is None or not held:
             raise UsageError(
                 f"{what}: the data holds {0 if found is None else len(found)} tokens for the feed-forward of layer "
-                f"{layer}; expected at least {round(1 / HELD_OUT)}, read with deepen.feed_inputs"
+                f"{layer}; expected at least {round(1 / HELD_OUT)}: give more of the text"
             )
         return found[:-held], found[-held:]

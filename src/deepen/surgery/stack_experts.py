@@ -98,6 +98,8 @@ def split_experts(
             raise UsageError(
                 f"split_experts: {field} {word!r} is unknown{nearest(word, WORDS[field])}; there are {known}"
             )
+    if hasattr(batches, "shape"):
+        raise UsageError("split_experts: expected batches, such as [tokens]; got one tensor")
     factor = method == "factor-llm"
     split = Split(experts, active, "linear" if factor else router)
     split.require(stack.config.inner, "split_experts")
