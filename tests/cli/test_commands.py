@@ -142,7 +142,11 @@ def test_interrupted(place: Path) -> None:
     long.write_text(TEXT * 200, encoding="utf-8")
     before = sorted(place.rglob("*"))
     command = [sys.executable, "-m", "deepen", "eval", place / "llama", "--data", long, "--context", "32"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # where the suite itself runs in the background, SIGINT may be ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert process.stderr is not None
     # the first line says that the model is being loaded; the evaluation that follows takes minutes
     assert process.stderr.readline().startswith("loading")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import signal
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import pytest
 from deepen.cli import output, progress
 from deepen.cli.apply import by_layer, moves, shard_bytes
 from deepen.cli.demo import choose
-from deepen.cli.interrupt import interrupts
 from deepen.errors import FamilyError, UsageError
 
 
@@ -132,16 +129,3 @@ def test_models_the_demo_does_not_take() -> None:
         choose(Model(text=5))  # pyright: ignore[reportArgumentType]
     with pytest.raises(FamilyError, match="encoder, decoder"):
         choose(Model(encoder=6, decoder=6))  # pyright: ignore[reportArgumentType]
-
-
-def test_an_interrupt_that_was_dropped_is_raised_as_work_goes_on() -> None:
-    with interrupts(), progress.progress("t", 3, "windows") as step:
-        step(1)
-        # as a finaliser does, whose exceptions Python prints and forgets
-        with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            step(1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with progress.progress("t", 1, "windows") as step:
-        step(1)

@@ -66,13 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Its advice is about calls that deepen makes, not about what the user asked for.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if arguments is None else arguments)
-    from deepen.cli.interrupt import interrupts
     from deepen.cli.output import called
 
     called.set(tuple(given))
     try:
-        with interrupts():
-            app()(given, exit_on_error=False, print_error=False)
+        app()(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(f"{error}\nTry: {_help_command(given)}", WRONG_COMMAND_LINE)

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from deepen.cli.interrupt import raise_dropped
-
 # Between two lines when stderr is a file or a pipe.
 SECONDS = 5.0
 
@@ -62,7 +60,6 @@ def _bar(title: str, total: int | None, unit: str) -> Iterator[Step]:
 
         def step(count: int, total: int | None = total, /) -> None:
             nonlocal done
-            raise_dropped()
             done += count
             bars.update(
                 task, advance=count, total=total, rate=f"{done / max(time.perf_counter() - started, 1e-9):.3g}/s"
@@ -80,7 +77,6 @@ class _Lines:
         self.done = 0
 
     def __call__(self, count: int, total: int | None = None, /) -> None:
-        raise_dropped()
         self.done += count
         self.total = total or self.total
         now = time.perf_counter()

@@ -1,6 +1,11 @@
 """Experts made of the neurons of a trained feed-forward: a router says which k of E act on a token, without weights.
 
-    y = b + sum of W_down,e form(W_up,e u) over the k experts with the highest scores
+    u ──┬── router ── the k highest scores ──╮
+        ├── expert 0 ─╮                      │
+        ├── ...      ─┼── sum of the chosen ─╯── + b ── y
+        ╰── expert E ─╯
+
+    y = b + sum of W_down,e form(W_up,e u) over the chosen e
 
     oracle        sum of |h_i| |v_i| over the neurons of an expert, v_i its column out; it computes all h to know
     similarity    W u, the rows of W mean keys at length 1
