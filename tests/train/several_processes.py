@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,6 +54,16 @@ def run(folder: Path, jobs: list[dict[str, Any]], count: int = 2) -> list[tuple[
         for each in started:
             each.kill()
     return found
+
+
+def apart(a: Path, b: Path, log: str = "log.jsonl") -> float:
+    """How far the weights and the logged losses of two runs are from each other, at most."""
+    ours, other = (load_file(each / "model.safetensors") for each in (a, b))
+    assert ours.keys() == other.keys()
+    logs = [[json.loads(line) for line in (each / log).read_text().splitlines()] for each in (a, b)]
+    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
+    losses = [abs(one["loss"] - two["loss"]) for one, two in zip(*logs, strict=True)]
+    return max(*losses, *(float((ours[name] - other[name]).abs().max()) for name in ours))
 
 
 def main(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from deepen.errors import UsageError
 from deepen.stack.config import StackConfig
@@ -24,7 +22,7 @@ from deepen.train.log import Entry
 from deepen.train.recipe_run import run_recipe
 from deepen.train.stops import Stopped
 from tests.train.recipes import recipe
-from tests.train.several_processes import ROOT, run
+from tests.train.several_processes import ROOT, apart, run
 
 LOOPED: dict[str, Any] = {
     "stack__layers": 4,
@@ -37,16 +35,6 @@ FSDP: dict[str, Any] = {**LOOPED, "train__parallel": "fsdp"}
 
 def job(output: Path, changes: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"recipe": recipe(**changes).plain(), "output": str(output), **more}
-
-
-def apart(a: Path, b: Path) -> float:
-    """How far the weights and the logged losses of two runs are from each other, at most."""
-    ours, other = (load_file(each / "model.safetensors") for each in (a, b))
-    assert ours.keys() == other.keys()
-    logs = [[json.loads(line) for line in (each / "log.jsonl").read_text().splitlines()] for each in (a, b)]
-    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
-    losses = [abs(one["loss"] - two["loss"]) for one, two in zip(*logs, strict=True)]
-    return max(*losses, *(float((ours[name] - other[name]).abs().max()) for name in ours))
 
 
 def stopped(output: Path, changes: dict[str, Any]) -> None:

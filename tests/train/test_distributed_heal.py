@@ -20,7 +20,7 @@ from deepen.train.log import Entry
 from deepen.train.recipe import Recipe
 from deepen.train.stops import Stopped
 from tests.cli.models import TEXT, checkpoint
-from tests.train.several_processes import ROOT
+from tests.train.several_processes import ROOT, apart
 
 PROGRAM = "0-1 (2-3)*2 @end"
 RECIPE = Recipe(steps=6, batch=4, accumulate=1, lr=3e-3, eval_every=3, save_every=0)
@@ -50,16 +50,6 @@ def heal(folder: Path, out: Path, count: int, *more: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def apart(a: Path, b: Path) -> float:
-    """How far the weights and the logged losses of two runs are from each other, at most."""
-    ours, other = (load_file(each / "model.safetensors") for each in (a, b))
-    assert ours.keys() == other.keys()
-    logs = [[json.loads(line) for line in (each / "heal.jsonl").read_text().splitlines()] for each in (a, b)]
-    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
-    losses = [abs(one["loss"] - two["loss"]) for one, two in zip(*logs, strict=True)]
-    return max(*losses, *(float((ours[name] - other[name]).abs().max()) for name in ours))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
@@ -71,7 +61,7 @@ def apart(a: Path, b: Path) -> float:
 def test_two_processes_heal_as_one_does(folder: Path, tmp_path: Path, more: list[str]) -> None:
     one, two = (heal(folder, tmp_path / str(count), count, *more) for count in (1, 2))
     assert one["steps"] == two["steps"] == 6
-    assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
+    assert apart(tmp_path / "1", tmp_path / "2", "heal.jsonl") < 1e-5
     before = load_file(folder / "model" / "model.safetensors")
     after = load_file(tmp_path / "2" / "model.safetensors")
     assert max(float((before[name] - after[name]).abs().max()) for name in after if name in before) > 1e-3
@@ -91,7 +81,7 @@ def test_healing_goes_on_with_another_number_of_processes(folder: Path, tmp_path
             held_out_tokens=128, report=report,
         )  # fmt: skip
     heal(folder, tmp_path / "parts", 2, "--resume")
-    assert apart(tmp_path / "whole", tmp_path / "parts") < 1e-5
+    assert apart(tmp_path / "whole", tmp_path / "parts", "heal.jsonl") < 1e-5
 
 
 @pytest.mark.parametrize(

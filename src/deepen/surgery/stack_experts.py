@@ -21,7 +21,7 @@ from deepen.surgery.clusters import clusters
 from deepen.surgery.expert_layers import reordered
 from deepen.surgery.factor_llm import prior_router
 from deepen.surgery.feed_inputs import FeedInputs
-from deepen.surgery.moefy import STEPS, By, Router, coactivation, router_of, row_gram
+from deepen.surgery.moefy import ROUTERS, STEPS, WAYS, By, Router, coactivation, router_of, row_gram
 from deepen.surgery.routers import figures, mean_figures
 
 if TYPE_CHECKING:
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from deepen.sublayers.ffn.dense import Dense
 
 Method = Literal["moefication", "factor-llm"]
-WORDS = {
-    "method": ("moefication", "factor-llm"),
-    "by": ("coactivation", "weights"),
-    "router": ("oracle", "similarity", "mlp"),
-}
+WORDS = {"method": ("moefication", "factor-llm"), "by": WAYS, "router": ROUTERS}
 # The names of an mlp router's tensors: as the routers are trained, and in the stack.
 NAMES = {"0.weight": "inner", "0.bias": "inner_bias", "2.weight": "weight", "2.bias": "bias"}
 
@@ -151,8 +147,8 @@ def _reads(stack: Stack, dense: list[Dense], batches: Iterable[torch.Tensor]) ->
     """What the feed-forward of each layer reads, at all its visits."""
     import torch
 
-    kept: dict[int, list[torch.Tensor]] = {}
-    handles = [each.register_forward_pre_hook(partial(_keep, kept.setdefault(at, []))) for at, each in enumerate(dense)]
+    kept: list[list[torch.Tensor]] = [[] for _ in dense]
+    handles = [each.register_forward_pre_hook(partial(_keep, own)) for each, own in zip(dense, kept, strict=True)]
     training = stack.training
     try:
         stack.eval()
@@ -163,7 +159,7 @@ def _reads(stack: Stack, dense: list[Dense], batches: Iterable[torch.Tensor]) ->
         stack.train(training)
         for handle in handles:
             handle.remove()
-    reads = {at: torch.cat(pieces) for at, pieces in kept.items() if pieces}
+    reads = {at: torch.cat(pieces) for at, pieces in enumerate(kept) if pieces}
     for at, each in reads.items():
         if not bool(each.isfinite().all()):
             raise DataError(f"split_experts: what the feed-forward of layer {at} reads is not finite")
